@@ -1,0 +1,1 @@
+"""What both services need; each subpackage is named after the one concept it owns."""

@@ -1,0 +1,92 @@
+"""Half-open ranges of positions and disjoint sets of them.
+
+Theory of operation: a `Range` holds absolute positions [start, stop). A `RangeSet` is a sorted tuple of
+disjoint, non-adjacent, non-empty ranges, so two equal sets of positions are equal objects.
+
+Not here: what the positions mean (`geometry.py`, `spans.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Range:
+    """Positions start, start + 1, …, stop - 1."""
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.stop:
+            raise ValueError(f"range needs 0 <= start <= stop, got [{self.start}, {self.stop})")
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __str__(self) -> str:
+        return f"[{self.start}, {self.stop})"
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.start, self.stop))
+
+    def contains(self, other: Range) -> bool:
+        """Tell whether every position of `other` is in this range."""
+        return self.start <= other.start and other.stop <= self.stop
+
+    def overlaps(self, other: Range) -> bool:
+        """Tell whether some position is in both."""
+        return self.start < other.stop and other.start < self.stop and len(self) > 0 and len(other) > 0
+
+    def intersection(self, other: Range) -> Range:
+        """Return the positions in both; an empty range when there are none."""
+        start = max(self.start, other.start)
+        return Range(start, max(start, min(self.stop, other.stop)))
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSet:
+    """A set of positions as disjoint ranges in order."""
+
+    ranges: tuple[Range, ...] = ()
+    """Invariant: sorted, non-empty, ranges[i].stop < ranges[i + 1].start."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self.ranges))
+
+    def overlapping(self, candidate: Range) -> Range | None:
+        """Return the first range that shares a position with `candidate`, if any."""
+        return next((placed for placed in self.ranges if placed.overlaps(candidate)), None)
+
+    def contains(self, candidate: Range) -> bool:
+        """Tell whether every position of `candidate` is in the set."""
+        return len(candidate) == 0 or any(placed.contains(candidate) for placed in self.ranges)
+
+    def with_range(self, added: Range) -> RangeSet:
+        """Return the union with `added`; touching ranges become one."""
+        if not len(added):
+            return self
+        before = tuple(r for r in self.ranges if r.stop < added.start)
+        after = tuple(r for r in self.ranges if added.stop < r.start)
+        touched = self.ranges[len(before) : len(self.ranges) - len(after)]
+        start = min([added.start, *(r.start for r in touched)])
+        stop = max([added.stop, *(r.stop for r in touched)])
+        return RangeSet((*before, Range(start, stop), *after))
+
+    def missing_from(self, required: Range) -> tuple[Range, ...]:
+        """Return the parts of `required` that are not in the set, in order."""
+        gaps = []
+        position = required.start
+        for placed in self.ranges:
+            if placed.stop <= position:
+                continue
+            if placed.start >= required.stop:
+                break
+            if placed.start > position:
+                gaps.append(Range(position, placed.start))
+            position = placed.stop
+        if position < required.stop:
+            gaps.append(Range(position, required.stop))
+        return tuple(gaps)
