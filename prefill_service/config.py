@@ -1,0 +1,42 @@
+"""What a prefill service can be told; read once at the edge, validated, then passed down in parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    """Settings of one prefill service; `kvspan prefill --help` shows the same with defaults."""
+
+    model: str
+    """`demo`, `tiny:NAME` or a local Hugging Face folder."""
+
+    listen: str
+    """`host:port` (port 0 picks one) or `unix:PATH`."""
+
+    dtype: str = "auto"
+    slab_dir: str = "/dev/shm"
+    """Where this process sees the directory that decode makes slabs in."""
+
+    page_tokens: int = 64
+    """Tokens in a page; must equal decode's."""
+
+    chunk_tokens: int = 256
+    """Tokens of one prefill forward; part of the numerics, must equal decode's; a multiple of page_tokens."""
+
+    min_span_bytes: int = 256 << 10
+    """Layers merge into one span until it has this many bytes: small prompts send one span, not one a layer."""
+
+    max_span_bytes: int = 1 << 20
+    """Cap of a span: keeps the tail after the last layer short (engine facts: at most 1 MB)."""
+
+    max_prompt_tokens: int = 8192
+    max_concurrency: int = 64
+    """Transfers of one session that may be started and not ended; the engine runs one at a time."""
+
+    threads: int = 0
+    """CPU threads of the engine; 0 takes the cores of the host divided by its two services."""
+
+    grace_s: float = 10.0
+    """Seconds running work may take after SIGTERM."""
