@@ -34,7 +34,7 @@ class Range:
 
     def contains(self, other: Range) -> bool:
         """Tell whether every position of `other` is in this range."""
-        return self.start <= other.start and other.stop <= self.stop
+        return len(other) == 0 or (self.start <= other.start and other.stop <= self.stop)
 
     def overlaps(self, other: Range) -> bool:
         """Tell whether some position is in both."""

@@ -7,14 +7,14 @@ into reserved pages (route local).
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.kv.ranges import Range
 
-Rows = NDArray[np.generic[Any]]
+Rows = NDArray[np.generic]
 """Keys or values of some tokens: [tokens, KV heads, row_bytes / KV heads of raw bytes], any item size."""
 
 

@@ -1,0 +1,204 @@
+"""Which spans a prefill makes, where each lies in the slot and after which layer it is complete.
+
+Theory of operation: prefill runs chunk by chunk on the absolute grid of `chunk_tokens`; inside a chunk
+layers finish in model order. Per group, consecutive layers of one chunk are merged into one span until it
+has `min_span_bytes`, and never above `max_span_bytes`; one layer whose part is larger is split by tokens;
+the last layer of a group flushes what is pending. A span never crosses a chunk. Only required positions
+are carried, so a windowed group gives nothing in chunks before its window:
+
+    chunk        |0        |C        |2C       |3C    prompt_len
+    full group   |xxxxxxxxx|xxxxxxxxx|xxxxxxxxx|xxxx|
+    windowed                     |xxx|xxxxxxxxx|xxxx|
+
+Chunks in which every group carries the same positions relative to the chunk have the same spans, shifted.
+Such a list is made once and shared, so that the size of a plan costs a few steps per chunk and a span
+costs something only when it is asked for.
+
+Not here: when spans are written and told (`prefill_service/span_writer.py`), how large a slot is leased
+(`decode_service/admission.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from common.kv.geometry import GroupGeometry, KVGeometry
+from common.kv.ranges import Range
+from common.kv.spans import PART_ALIGNMENT, part_stride, span_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SpanGranularity:
+    """How finely a prefill cuts its KV; chosen by the prefill service, told in Welcome."""
+
+    chunk_tokens: int
+    """Grid of absolute positions on which prefill runs and which no span crosses."""
+
+    min_span_bytes: int
+    """Layers merge until a span has this many bytes; 0 gives one span per layer."""
+
+    max_span_bytes: int
+    """No span is larger, unless one token of one layer alone is."""
+
+    def __post_init__(self) -> None:
+        if self.chunk_tokens < 1:
+            raise ValueError(f"chunk_tokens must be at least 1, got {self.chunk_tokens}")
+        if self.max_span_bytes < PART_ALIGNMENT:
+            raise ValueError(f"max_span_bytes must be at least {PART_ALIGNMENT}, got {self.max_span_bytes}")
+        if not 0 <= self.min_span_bytes <= self.max_span_bytes:
+            raise ValueError(
+                f"min_span_bytes must be within [0, {self.max_span_bytes}], got {self.min_span_bytes}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSpan:
+    """One span that the prefill will make."""
+
+    group_index: int
+    layers: Range
+    """Group layer indices."""
+
+    tokens: Range
+    """Absolute positions."""
+
+    offset: int
+    """Bytes from the start of the slot; a multiple of 64."""
+
+    length: int
+    """Bytes, pads included."""
+
+    completed_by: int
+    """Model layer index; the span is complete when this layer has finished the span's chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """The spans of one chunk: a shared list for a chunk at position 0 and byte 0, and the shift."""
+
+    chunk: Range
+    """Absolute positions of the whole chunk, carried or not."""
+
+    offset: int
+    """Bytes from the start of the slot to the first span of the chunk."""
+
+    template: tuple[PlannedSpan, ...]
+    """Spans in order of completion, as if the chunk began at position 0 and byte 0."""
+
+    @property
+    def spans(self) -> tuple[PlannedSpan, ...]:
+        """Build the spans of this chunk in order of completion."""
+        return tuple(
+            PlannedSpan(
+                span.group_index,
+                span.layers,
+                Range(self.chunk.start + span.tokens.start, self.chunk.start + span.tokens.stop),
+                self.offset + span.offset,
+                span.length,
+                span.completed_by,
+            )
+            for span in self.template
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SpanPlan:
+    """Every span of one prefill in order of production."""
+
+    chunks: tuple[ChunkPlan, ...]
+    """Ascending; every chunk that prefill has to run, also one that carries nothing."""
+
+    total_bytes: int
+    """What a slot must hold so that no byte is used twice."""
+
+    @property
+    def num_spans(self) -> int:
+        return sum(len(chunk.template) for chunk in self.chunks)
+
+    @property
+    def spans(self) -> tuple[PlannedSpan, ...]:
+        """Build all spans in order of production."""
+        return tuple(self)
+
+    def __iter__(self) -> Iterator[PlannedSpan]:
+        for chunk in self.chunks:
+            yield from chunk.spans
+
+
+def plan_spans(
+    geometry: KVGeometry, first_token: int, prompt_len: int, granularity: SpanGranularity
+) -> SpanPlan:
+    """Plan the export of positions [first_token, prompt_len).
+
+    `first_token` need not lie on the grid; the chunk it lies in is then carried in part.
+
+    Raises: `ValueError` when first_token > prompt_len.
+    """
+    groups = geometry.groups
+    required = [group.visible(prompt_len).intersection(Range(first_token, prompt_len)) for group in groups]
+    templates: dict[tuple[Range, ...], tuple[PlannedSpan, ...]] = {}
+    chunks: list[ChunkPlan] = []
+    offset = 0
+    for chunk in _chunks(first_token, prompt_len, granularity.chunk_tokens):
+        carried = tuple(_relative(tokens, chunk) for tokens in required)
+        template = templates.get(carried)
+        if template is None:
+            template = templates[carried] = _plan_chunk(groups, carried, granularity)
+        chunks.append(ChunkPlan(chunk, offset, template))
+        offset += template[-1].offset + template[-1].length if template else 0
+    return SpanPlan(tuple(chunks), offset)
+
+
+def _chunks(first_token: int, prompt_len: int, chunk_tokens: int) -> Iterator[Range]:
+    """Yield the chunks of the grid that [first_token, prompt_len) touches; the last ends at the prompt."""
+    if first_token == prompt_len:
+        return
+    for start in range(first_token // chunk_tokens * chunk_tokens, prompt_len, chunk_tokens):
+        yield Range(start, min(start + chunk_tokens, prompt_len))
+
+
+def _relative(tokens: Range, chunk: Range) -> Range:
+    """Return the part of `tokens` in the chunk, counted from its start; [0, 0) when there is none."""
+    start = max(tokens.start, chunk.start)
+    stop = min(tokens.stop, chunk.stop)
+    return Range(start - chunk.start, stop - chunk.start) if start < stop else Range(0, 0)
+
+
+def _plan_chunk(
+    groups: tuple[GroupGeometry, ...], carried: tuple[Range, ...], granularity: SpanGranularity
+) -> tuple[PlannedSpan, ...]:
+    """Plan one chunk that begins at position 0 and byte 0."""
+    shapes = [
+        (group, layers, piece)
+        for group, tokens in zip(groups, carried, strict=True)
+        if len(tokens)
+        for layers, piece in _cut(group, tokens, granularity)
+    ]
+    shapes.sort(key=lambda shape: shape[0].layer_indices[shape[1].stop - 1])
+    spans = []
+    offset = 0
+    for group, layers, tokens in shapes:
+        length = span_bytes(group, len(layers), len(tokens))
+        completed_by = group.layer_indices[layers.stop - 1]
+        spans.append(PlannedSpan(group.group_index, layers, tokens, offset, length, completed_by))
+        offset += length
+    return tuple(spans)
+
+
+def _cut(group: GroupGeometry, tokens: Range, granularity: SpanGranularity) -> list[tuple[Range, Range]]:
+    """Return layers and tokens of each span of one group in one chunk, in order of completion."""
+    part = part_stride(group, len(tokens))
+    layers_per_span = max(1, min(-(-granularity.min_span_bytes // part), granularity.max_span_bytes // part))
+    fitting_bytes = granularity.max_span_bytes // PART_ALIGNMENT * PART_ALIGNMENT
+    tokens_per_span = max(1, min(len(tokens), fitting_bytes // (2 * group.row_bytes)))
+    return [
+        (Range(first, min(first + layers_per_span, group.num_layers)), piece)
+        for first in range(0, group.num_layers, layers_per_span)
+        for piece in _pieces(tokens, tokens_per_span)
+    ]
+
+
+def _pieces(tokens: Range, num_tokens: int) -> Iterator[Range]:
+    for start in range(tokens.start, tokens.stop, num_tokens):
+        yield Range(start, min(start + num_tokens, tokens.stop))
