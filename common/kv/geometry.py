@@ -63,6 +63,7 @@ class GroupGeometry:
 
     @property
     def num_layers(self) -> int:
+        """Layers that own KV in this group."""
         return len(self.layer_indices)
 
     @property

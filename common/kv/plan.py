@@ -114,6 +114,7 @@ class SpanPlan:
 
     @property
     def num_spans(self) -> int:
+        """Spans that the prefill will tell."""
         return sum(len(chunk.template) for chunk in self.chunks)
 
     @property
