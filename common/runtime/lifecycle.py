@@ -1,0 +1,81 @@
+"""Turns signals into one orderly end of a service.
+
+Theory of operation: the first SIGTERM or SIGINT sets `drain`; the service stops taking work, lets running
+work finish within its grace and returns. A second signal means the operator will not wait: the process
+ends at once with EXIT_NOW. Whoever waits for `drain` decides what draining means.
+
+Ownership: one Lifecycle per process, installed by the composition root on the loop of the main thread
+and uninstalled by leaving its context.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+EXIT_NOW = 1
+"""Exit code after a second signal: running work was given up."""
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Lifecycle:
+    """Holds the one event that says: stop taking work.
+
+    Invariant: `drain` is set once and never cleared.
+    """
+
+    def __init__(self, exit_now: Callable[[int], object] = os._exit) -> None:
+        self.drain = asyncio.Event()
+        self._exit_now = exit_now
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def install(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Listen for SIGTERM and SIGINT on `loop`, the running one by default; main thread only."""
+        self._loop = loop or asyncio.get_running_loop()
+        for number in SIGNALS:
+            self._loop.add_signal_handler(number, self.receive)
+
+    def uninstall(self) -> None:
+        """Give the signals back to their default; does nothing when not installed."""
+        if self._loop is None:
+            return
+        for number in SIGNALS:
+            self._loop.remove_signal_handler(number)
+        self._loop = None
+
+    def receive(self) -> None:
+        """Take one signal: begin to drain, or end the process when that has begun already."""
+        if self.drain.is_set():
+            self._exit_now(EXIT_NOW)
+        self.drain.set()
+
+    def __enter__(self) -> Self:
+        self.install()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.uninstall()
+
+
+def end_with_parent(parent_pid: int) -> bool:
+    """Ask the kernel for SIGTERM when the process `parent_pid`, which started this one, is gone.
+
+    Returns False when it is gone already: the caller ends then. Not even a parent that was killed leaves
+    an orphan behind. Holds for the thread that started this process, so a parent starts it from its main
+    thread. Linux only, as the slab is.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return os.getppid() == parent_pid

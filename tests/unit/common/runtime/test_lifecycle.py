@@ -1,0 +1,104 @@
+"""One signal drains, two end the process, and no child outlives its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.runtime.lifecycle import EXIT_NOW, Lifecycle
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_first_signal_sets_drain(number: signal.Signals) -> None:
+    """SIGTERM and SIGINT mean the same: stop taking work."""
+    exits: list[int] = []
+
+    with Lifecycle(exits.append) as lifecycle:
+        os.kill(os.getpid(), number)
+        await asyncio.wait_for(lifecycle.drain.wait(), 5)
+
+    assert exits == []
+
+
+async def test_second_signal_ends_the_process_at_once() -> None:
+    """The operator who asks twice does not wait."""
+    exits: list[int] = []
+    lifecycle = Lifecycle(exits.append)
+
+    lifecycle.receive()
+    lifecycle.receive()
+
+    assert exits == [EXIT_NOW]
+    assert lifecycle.drain.is_set()
+
+
+async def test_signals_are_given_back_when_the_context_ends() -> None:
+    """Whoever comes after finds the handlers as they were."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    with Lifecycle(lambda code: None):
+        assert signal.getsignal(signal.SIGTERM) != before
+
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+CHILD = """
+import os, signal, sys
+from common.runtime.lifecycle import end_with_parent
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+if not end_with_parent(int(sys.argv[1])): raise SystemExit(3)
+os.write(1, b"armed")
+signal.sigwait({signal.SIGTERM})
+os.write(1, b" told")
+"""
+
+PARENT = """
+import os, subprocess, sys
+subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid())])
+sys.stdin.read()
+"""
+
+
+@pytest.mark.multiprocess
+def test_child_is_told_when_its_parent_was_killed() -> None:
+    """A parent killed outright leaves no orphan: the kernel tells the child."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+    )
+    with parent:
+        assert parent.stdout is not None
+        assert parent.stdout.read(len(b"armed")) == b"armed"
+
+        parent.kill()
+
+        assert parent.stdout.read() == b" told"
+
+
+@pytest.mark.multiprocess
+def test_child_learns_that_its_parent_is_gone_already() -> None:
+    """A parent that ended before the child could ask is reported, so that the child ends by itself."""
+    stranger = os.getppid()
+
+    done = subprocess.run([sys.executable, "-c", CHILD, str(stranger)], check=False, cwd=ROOT, timeout=60)
+
+    assert done.returncode == 3
+
+
+@pytest.mark.multiprocess
+def test_parent_that_lives_is_recognised() -> None:
+    """The process that started the child counts as alive."""
+    code = (
+        "import sys; from common.runtime import end_with_parent; sys.exit(end_with_parent(int(sys.argv[1])))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code, str(os.getpid())], check=False, cwd=ROOT, timeout=60)
+
+    assert done.returncode == 1
