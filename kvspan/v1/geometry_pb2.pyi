@@ -24,6 +24,7 @@ class DigestKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DIGEST_KIND_UNSPECIFIED: _ClassVar[DigestKind]
     DIGEST_KIND_OFF: _ClassVar[DigestKind]
     DIGEST_KIND_XXH3_64: _ClassVar[DigestKind]
+    DIGEST_KIND_XXH3_128: _ClassVar[DigestKind]
 
 class TransferMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -40,6 +41,7 @@ SPAN_LAYOUT_LAYER_KV_TOKEN_HEAD_DIM: SpanLayout
 DIGEST_KIND_UNSPECIFIED: DigestKind
 DIGEST_KIND_OFF: DigestKind
 DIGEST_KIND_XXH3_64: DigestKind
+DIGEST_KIND_XXH3_128: DigestKind
 TRANSFER_MODE_UNSPECIFIED: TransferMode
 TRANSFER_MODE_STREAM: TransferMode
 TRANSFER_MODE_DEFERRED: TransferMode

@@ -1,0 +1,101 @@
+"""What a session machine asks its adapter to do.
+
+Theory of operation: machines never touch a stream, a thread or memory; each call returns actions in the
+order in which they must be carried out. The adapters are `decode_service/prefill_client.py` and
+`prefill_service/servicer.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.errors import KVSpanError
+from common.kv.spans import Span
+from common.session.messages import DecodeMessage, PrefillMessage, SlabHandle, StartPrefill
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Put a message on the stream."""
+
+    message: DecodeMessage | PrefillMessage
+
+
+# ------------------------------------------------------------------ decode side
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    """Transfers may start; the slab file may be unlinked since the peer has mapped it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportSpan:
+    """Check the digest and copy the span into its reserved pages; report the end of the copy."""
+
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class TransferComplete:
+    """Everything rule 2 asks for has happened; the reservation may be published."""
+
+    transfer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferFailed:
+    """The transfer has its first terminal event; nothing will be published. Bytes may still move."""
+
+    transfer_id: int
+    error: KVSpanError
+
+
+@dataclass(frozen=True, slots=True)
+class TransferDrained:
+    """No byte of this transfer moves any more: its slot and, unless published, its pages may be reused."""
+
+    transfer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlabIdle:
+    """The session is closed and no copy out of (or into) its slab is under way: unmap it."""
+
+
+DecodeAction = (
+    Send | SessionOpened | ImportSpan | TransferComplete | TransferFailed | TransferDrained | SlabIdle
+)
+
+# ----------------------------------------------------------------- prefill side
+
+
+@dataclass(frozen=True, slots=True)
+class AttachSlab:
+    """Map the slab and answer with `welcome(nonce)` or `refuse(error)`."""
+
+    handle: SlabHandle
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueue:
+    """Queue the job for the engine."""
+
+    job: StartPrefill
+
+
+@dataclass(frozen=True, slots=True)
+class Dequeue:
+    """Take a job that has not started out of the queue."""
+
+    transfer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopEngine:
+    """Make the engine give the running job up at its next layer."""
+
+    transfer_id: int
+
+
+PrefillAction = Send | AttachSlab | Enqueue | Dequeue | StopEngine | SlabIdle

@@ -1,0 +1,261 @@
+"""The decode service's half of a session with one prefill service.
+
+Theory of operation: `SESSION_TRANSITIONS` rules the session, `decode_transfer.TRANSITIONS` each transfer.
+A message about one transfer can only harm that transfer; a message the session does not allow at all
+(anything before Welcome, a second Welcome) raises `RemoteProtocolError` and the adapter closes the
+session. Transfers are keyed by an id that decode chose, never by the client's name for the request.
+
+    NEW --greet--> GREETING --welcome--> OPEN --close--> CLOSED
+                       +------------------ close --------->
+
+Ownership: one object per stream, used on the event loop only.
+Not here: gRPC, memory, threads, time (`decode_service/prefill_client.py`); reserving and publishing.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from common.errors import (
+    InvariantViolation,
+    KVSpanError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    StaleGeneration,
+)
+from common.kv.coverage import Coverage
+from common.session.actions import DecodeAction, Send, SessionOpened, SlabIdle, TransferDrained
+from common.session.decode_transfer import OVER, DecodeTransfer, TransferState
+from common.session.messages import (
+    Hello,
+    PrefillAccepted,
+    PrefillCancelled,
+    PrefillDone,
+    PrefillFailed,
+    PrefillMessage,
+    SpanTold,
+    StartPrefill,
+    Welcome,
+)
+from common.session.negotiation import verify_welcome
+
+
+class SessionState(enum.Enum):
+    """Where a session is."""
+
+    NEW = "new"
+    GREETING = "greeting"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+class SessionEvent(enum.Enum):
+    """What can happen to a session as a whole."""
+
+    GREET = "greet"
+    WELCOME = "welcome"
+    CLOSE = "close"
+
+
+_S, _E = SessionState, SessionEvent
+SESSION_TRANSITIONS: dict[tuple[SessionState, SessionEvent], SessionState] = {
+    (_S.NEW, _E.GREET): _S.GREETING,
+    (_S.GREETING, _E.WELCOME): _S.OPEN,
+    (_S.NEW, _E.CLOSE): _S.CLOSED,
+    (_S.GREETING, _E.CLOSE): _S.CLOSED,
+    (_S.OPEN, _E.CLOSE): _S.CLOSED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSessionStatistics:
+    """Counts of one session."""
+
+    state: SessionState
+    num_transfers: int
+    """Started or reserved, and not drained."""
+
+    unknown_messages: int
+    """Named no transfer of this session: late or wrong, ignored."""
+
+    late_events: int
+    """Came after the outcome of their transfer was decided."""
+
+    duplicates: int
+    """Exact repetitions of a span."""
+
+
+class DecodeSession:
+    """State machine of one session; every method returns the actions to carry out."""
+
+    def __init__(self, hello: Hello, nonce: bytes) -> None:
+        self._hello = hello
+        self._nonce = nonce
+        self._state = SessionState.NEW
+        self._welcome: Welcome | None = None
+        self._transfers: dict[int, DecodeTransfer] = {}
+        # Invariant: holds every transfer that is not drained; a drained one is dropped at once.
+        self._highest_id = 0
+        # Invariant: every id ever begun is at most this; ids are never used twice.
+        self._unknown = 0
+        self._late = 0
+        self._duplicates = 0
+
+    # ------------------------------------------------------------------- questions
+
+    @property
+    def state(self) -> SessionState:
+        return self._state
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """What the peer said of itself, once it has."""
+        return self._welcome
+
+    def transfer(self, transfer_id: int) -> DecodeTransfer:
+        """Return a transfer that is not drained; `KeyError` otherwise."""
+        return self._transfers[transfer_id]
+
+    def statistics(self) -> DecodeSessionStatistics:
+        live = [transfer.statistics() for transfer in self._transfers.values()]
+        return DecodeSessionStatistics(
+            self._state,
+            len(self._transfers),
+            self._unknown,
+            self._late + sum(one.late_events for one in live),
+            self._duplicates + sum(one.duplicates for one in live),
+        )
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantViolation` when the table of transfers contradicts itself."""
+        for transfer_id, transfer in self._transfers.items():
+            if transfer.transfer_id != transfer_id or transfer_id > self._highest_id:
+                raise InvariantViolation(f"transfer {transfer_id} is filed wrongly")
+            if transfer.state in (TransferState.ENDED, TransferState.PUBLISHED):
+                raise InvariantViolation(f"transfer {transfer_id} is drained and still listed")
+            if self._state is SessionState.CLOSED and transfer.state not in OVER:
+                raise InvariantViolation(f"transfer {transfer_id} lives in a closed session")
+
+    # ---------------------------------------------------------------- local events
+
+    def greet(self) -> tuple[DecodeAction, ...]:
+        """Send Hello."""
+        self._step(SessionEvent.GREET)
+        return (Send(self._hello),)
+
+    def begin(self, start: StartPrefill, coverage: Coverage) -> tuple[DecodeAction, ...]:
+        """Start a transfer whose pages and slot are already held (rule 1)."""
+        if self._state is not SessionState.OPEN:
+            raise LocalProtocolError(
+                "a transfer needs an open session", state=self._state.value, event="start"
+            )
+        if start.transfer_id <= self._highest_id:
+            raise LocalProtocolError(f"transfer id {start.transfer_id} was used before")
+        self._highest_id = start.transfer_id
+        transfer = DecodeTransfer(start, coverage, self._hello.identity.geometry.vocab_size)
+        self._transfers[start.transfer_id] = transfer
+        return transfer.start()
+
+    def abort(self, transfer_id: int, error: KVSpanError) -> tuple[DecodeAction, ...]:
+        """Give a transfer up; nothing happens when it is drained already."""
+        transfer = self._transfers.get(transfer_id)
+        return self._settle(transfer, transfer.abort(error)) if transfer else ()
+
+    def import_finished(self, transfer_id: int, sequence: int) -> tuple[DecodeAction, ...]:
+        """The copy of one span has ended and its digest matched."""
+        transfer = self._transfers[transfer_id]
+        return self._settle(transfer, transfer.import_finished(sequence))
+
+    def import_failed(self, transfer_id: int, sequence: int, error: KVSpanError) -> tuple[DecodeAction, ...]:
+        """The copy of one span has ended badly."""
+        transfer = self._transfers[transfer_id]
+        return self._settle(transfer, transfer.import_failed(sequence, error))
+
+    def published(self, transfer_id: int) -> tuple[DecodeAction, ...]:
+        """The reservation of this transfer was published."""
+        transfer = self._transfers[transfer_id]
+        return self._settle(transfer, transfer.published())
+
+    def close(self, error: KVSpanError) -> tuple[DecodeAction, ...]:
+        """End the session: every transfer without an outcome fails with `error`, the slab is abandoned."""
+        if self._state is SessionState.CLOSED:
+            return ()
+        self._step(SessionEvent.CLOSE)
+        actions: list[DecodeAction] = []
+        for transfer in list(self._transfers.values()):
+            actions += self._settle(transfer, transfer.producer_lost(error))
+        if not self._transfers and SlabIdle() not in actions:
+            actions.append(SlabIdle())
+        return tuple(action for action in actions if not isinstance(action, Send))
+
+    # ----------------------------------------------------------------- peer events
+
+    def receive(self, message: PrefillMessage) -> tuple[DecodeAction, ...]:
+        """Take one message of the peer.
+
+        Raises: `RemoteProtocolError` or `NegotiationError` when the session cannot go on; nothing changed.
+        """
+        if self._state is SessionState.CLOSED:
+            self._unknown += 1
+            return ()
+        if isinstance(message, Welcome):
+            return self._welcomed(message)
+        if self._state is not SessionState.OPEN:
+            raise RemoteProtocolError(
+                "Welcome comes first", state=self._state.value, event=type(message).__name__
+            )
+        return self._dispatch(message)
+
+    # --------------------------------------------------------------------- private
+
+    def _welcomed(self, message: Welcome) -> tuple[DecodeAction, ...]:
+        if self._state is not SessionState.GREETING:
+            raise RemoteProtocolError("one Welcome per session", state=self._state.value, event="Welcome")
+        verify_welcome(self._hello, message, self._nonce)
+        self._step(SessionEvent.WELCOME)
+        self._welcome = message
+        return (SessionOpened(),)
+
+    def _dispatch(
+        self, message: PrefillAccepted | SpanTold | PrefillDone | PrefillFailed | PrefillCancelled
+    ) -> tuple[DecodeAction, ...]:
+        key = message.span if isinstance(message, SpanTold) else message
+        transfer = self._transfers.get(key.transfer_id)
+        if transfer is None:
+            self._unknown += 1
+            return ()
+        if transfer.attempt != key.attempt:
+            stale = StaleGeneration("attempt", transfer.attempt, key.attempt)
+            return self._settle(transfer, transfer.abort(stale))
+        match message:
+            case SpanTold(span):
+                actions = transfer.span(span)
+            case PrefillDone():
+                actions = transfer.done(message)
+            case PrefillAccepted():
+                actions = transfer.accepted()
+            case PrefillFailed():
+                actions = transfer.failed(message.reason, message.message)
+            case PrefillCancelled():
+                actions = transfer.cancelled()
+        return self._settle(transfer, actions)
+
+    def _settle(
+        self, transfer: DecodeTransfer, actions: tuple[DecodeAction, ...]
+    ) -> tuple[DecodeAction, ...]:
+        """Drop a transfer that has drained; a closed session that has none left is idle."""
+        if not any(isinstance(action, TransferDrained) for action in actions):
+            return actions
+        del self._transfers[transfer.transfer_id]
+        ended = transfer.statistics()
+        self._late += ended.late_events
+        self._duplicates += ended.duplicates
+        idle = self._state is SessionState.CLOSED and not self._transfers
+        return (*actions, SlabIdle()) if idle else actions
+
+    def _step(self, event: SessionEvent) -> None:
+        following = SESSION_TRANSITIONS.get((self._state, event))
+        if following is None:
+            raise LocalProtocolError("illegal session event", state=self._state.value, event=event.value)
+        self._state = following

@@ -1,0 +1,155 @@
+"""Whether two services fit, and what they agree on.
+
+Theory of operation: `compared_fields` turns an identity into named text values, `compare` names every
+field that differs, and `negotiate` (prefill, on Hello) and `verify_welcome` (decode, on Welcome) raise one
+error that carries all differences. Both sides check, so that neither has to trust the other's check.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.errors import (
+    Difference,
+    GeometryMismatch,
+    LayoutMismatch,
+    ModelMismatch,
+    NegotiationError,
+    SlabNotShared,
+    VersionMismatch,
+)
+from common.kv.digest import DigestKind
+from common.kv.plan import SpanGranularity
+from common.session.identity import PeerIdentity
+from common.session.messages import Hello, TransferMode, VersionRange, Welcome
+
+PROTOCOL_VERSIONS = VersionRange(1, 1)
+"""What this code speaks."""
+
+ABSENT = "absent"
+"""Text of a field that one side does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillOffer:
+    """What a prefill service brings to a session."""
+
+    versions: VersionRange
+    boot_id: str
+    identity: PeerIdentity
+    modes: tuple[TransferMode, ...]
+    digests: tuple[DigestKind, ...]
+    layouts: tuple[str, ...]
+    granularity: SpanGranularity
+    max_prompt_tokens: int
+    max_concurrency: int
+    can_skip_prefix: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What both sides chose."""
+
+    version: int
+    modes: tuple[TransferMode, ...]
+    digest: DigestKind
+
+
+def compared_fields(identity: PeerIdentity) -> tuple[tuple[str, str], ...]:
+    """Return every field that must be equal on both sides as (name, value)."""
+    fingerprint = identity.fingerprint
+    return (
+        ("fingerprint.config", fingerprint.config),
+        ("fingerprint.weights", fingerprint.weights),
+        ("fingerprint.tokenizer", fingerprint.tokenizer),
+        *((f"config.{name}", value) for name, value in identity.config_fields),
+        *_geometry_fields(identity),
+        ("numerics.engine", identity.numerics.engine),
+        ("numerics.chunk_tokens", str(identity.numerics.chunk_tokens)),
+    )
+
+
+def compare(decode: PeerIdentity, prefill: PeerIdentity) -> tuple[Difference, ...]:
+    """Return every field on which the two identities differ, in a stable order."""
+    ours, theirs = dict(compared_fields(decode)), dict(compared_fields(prefill))
+    names = [*ours, *(name for name in theirs if name not in ours)]
+    return tuple(
+        Difference(name, ours.get(name, ABSENT), theirs.get(name, ABSENT))
+        for name in names
+        if ours.get(name) != theirs.get(name)
+    )
+
+
+def negotiate(hello: Hello, offer: PrefillOffer) -> Agreement:
+    """Choose version, modes and digest; raise a `NegotiationError` with every difference otherwise."""
+    version = min(hello.versions.maximum, offer.versions.maximum)
+    modes = tuple(mode for mode in hello.modes if mode in offer.modes)
+    digest = next((kind for kind in hello.digests if kind in offer.digests), None)
+    differences = [*compare(hello.identity, offer.identity)]
+    if version < max(hello.versions.minimum, offer.versions.minimum):
+        differences.insert(0, Difference("protocol", str(hello.versions), str(offer.versions)))
+    if not modes:
+        differences.append(Difference("modes", _names(hello.modes), _names(offer.modes)))
+    if hello.slab.layout not in offer.layouts:
+        differences.append(Difference("layout", hello.slab.layout, ", ".join(offer.layouts)))
+    if digest is None:
+        differences.append(Difference("digests", _names(hello.digests), _names(offer.digests)))
+    if differences or digest is None:
+        raise refusal(differences)
+    return Agreement(version, modes, digest)
+
+
+def verify_welcome(hello: Hello, welcome: Welcome, nonce: bytes) -> None:
+    """Check a Welcome against our Hello and the nonce in our slab; raise a `NegotiationError`."""
+    differences = [*compare(hello.identity, welcome.identity)]
+    if not hello.versions.minimum <= welcome.version <= hello.versions.maximum:
+        differences.insert(0, Difference("protocol", str(hello.versions), str(welcome.version)))
+    if not welcome.modes or not set(welcome.modes) <= set(hello.modes):
+        differences.append(Difference("modes", _names(hello.modes), _names(welcome.modes)))
+    if welcome.digest not in hello.digests:
+        differences.append(Difference("digests", _names(hello.digests), welcome.digest.value))
+    if welcome.nonce != nonce:
+        differences.append(Difference("slab.nonce", nonce.hex(), welcome.nonce.hex()))
+    if differences:
+        raise refusal(differences)
+
+
+def refusal(differences: list[Difference]) -> NegotiationError:
+    """Build the error class that names the gravest of the differences; it carries all of them."""
+    fields = [difference.field for difference in differences]
+    kinds: tuple[tuple[str, type[NegotiationError]], ...] = (
+        ("protocol", VersionMismatch),
+        ("slab", SlabNotShared),
+        ("geometry.", GeometryMismatch),
+        ("fingerprint.", ModelMismatch),
+        ("config.", ModelMismatch),
+        ("numerics.", ModelMismatch),
+    )
+    for prefix, kind in kinds:
+        if any(field.startswith(prefix) for field in fields):
+            return kind(differences)
+    return LayoutMismatch(differences)
+
+
+def _geometry_fields(identity: PeerIdentity) -> list[tuple[str, str]]:
+    geometry = identity.geometry
+    groups = {index: group.group_index for group in geometry.groups for index in group.layer_indices}
+    fields = [
+        ("geometry.page_tokens", str(geometry.page_tokens)),
+        ("geometry.vocab_size", str(geometry.vocab_size)),
+        ("geometry.num_layers", str(len(geometry.layers))),
+    ]
+    for layer in geometry.layers:
+        name = f"geometry.layers[{layer.layer_index}]"
+        fields += [
+            (f"{name}.num_kv_heads", str(layer.num_kv_heads)),
+            (f"{name}.head_dim", str(layer.head_dim)),
+            (f"{name}.dtype", layer.dtype.value),
+            (f"{name}.window", "none" if layer.window is None else str(layer.window)),
+            (f"{name}.group", str(groups[layer.layer_index])),
+        ]
+    return fields
+
+
+def _names(values: tuple[TransferMode, ...] | tuple[DigestKind, ...]) -> str:
+    return ", ".join(value.value for value in values)

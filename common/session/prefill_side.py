@@ -1,0 +1,345 @@
+"""The prefill service's half of a session with one decode service.
+
+Theory of operation: `JOB_TRANSITIONS` is the whole rule for a job (a transfer as the producer sees it):
+
+    QUEUED --engine_started--> RUNNING --engine_ended--> (gone; Done or Failed sent)
+      | cancel                    | cancel
+      v                           v
+    (gone; Cancelled sent)     STOPPING --engine_ended--> (gone; Cancelled sent)
+
+A terminal message is sent only when the engine writes no more: it is the proof of drain that decode waits
+for (rule 4). Spans told after a cancel are dropped. When the session closes, queued jobs vanish, running
+ones are stopped, and the slab is unmapped only after the last of them has ended.
+
+Ownership: one object per stream, used on the event loop only.
+Not here: the queue over all sessions (`prefill_service/queue.py`), gRPC, memory, threads.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from common.errors import InvariantViolation, KVSpanError, LocalProtocolError, RemoteProtocolError
+from common.kv.ranges import Range
+from common.kv.spans import Span
+from common.session.actions import AttachSlab, Dequeue, Enqueue, PrefillAction, Send, SlabIdle, StopEngine
+from common.session.messages import (
+    CancelPrefill,
+    DecodeMessage,
+    GroupTotals,
+    Hello,
+    PrefillAccepted,
+    PrefillCancelled,
+    PrefillDone,
+    PrefillFailed,
+    ReleaseSpan,
+    SourceTimings,
+    SpanTold,
+    StartPrefill,
+    Welcome,
+)
+from common.session.negotiation import Agreement, PrefillOffer, negotiate
+
+
+class PrefillState(enum.Enum):
+    """Where the session is."""
+
+    WAITING = "waiting"
+    """For Hello."""
+
+    ATTACHING = "attaching"
+    """Hello fits; the slab is being mapped."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+class JobState(enum.Enum):
+    """Where a job is."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    """Cancelled; the engine has not ended yet."""
+
+    GONE = "gone"
+
+
+class JobEvent(enum.Enum):
+    """What can happen to a job."""
+
+    ENGINE_STARTED = "engine_started"
+    ENGINE_ENDED = "engine_ended"
+    CANCEL = "cancel"
+
+
+_S, _E = JobState, JobEvent
+JOB_TRANSITIONS: dict[tuple[JobState, JobEvent], JobState] = {
+    (_S.QUEUED, _E.ENGINE_STARTED): _S.RUNNING,
+    (_S.QUEUED, _E.CANCEL): _S.GONE,
+    (_S.RUNNING, _E.CANCEL): _S.STOPPING,
+    (_S.STOPPING, _E.CANCEL): _S.STOPPING,
+    (_S.RUNNING, _E.ENGINE_ENDED): _S.GONE,
+    (_S.STOPPING, _E.ENGINE_ENDED): _S.GONE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSessionStatistics:
+    """Counts of one session."""
+
+    state: PrefillState
+    num_jobs: int
+    """Accepted and not ended."""
+
+    pinned_bytes: int
+    """Slab bytes of those jobs."""
+
+    unknown_messages: int
+    """Named no live job: late or wrong, ignored."""
+
+    dropped_spans: int
+    """Written after a cancel and never told."""
+
+    released_spans: int
+    """Spans whose bytes decode gave back."""
+
+
+@dataclass(slots=True)
+class _Job:
+    start: StartPrefill
+    state: JobState = JobState.QUEUED
+
+
+class PrefillSession:
+    """State machine of one session; every method returns the actions to carry out."""
+
+    def __init__(self, offer: PrefillOffer) -> None:
+        self._offer = offer
+        self._state = PrefillState.WAITING
+        self._hello: Hello | None = None
+        self._agreement: Agreement | None = None
+        self._jobs: dict[int, _Job] = {}
+        # Invariant: holds every job that is not GONE; slots of the jobs are disjoint and inside the slab.
+        self._highest_id = 0
+        self._unknown = 0
+        self._dropped = 0
+        self._released = 0
+
+    # ------------------------------------------------------------------- questions
+
+    @property
+    def state(self) -> PrefillState:
+        return self._state
+
+    @property
+    def agreement(self) -> Agreement:
+        """What was chosen; only once Hello was accepted."""
+        assert self._agreement is not None
+        return self._agreement
+
+    def statistics(self) -> PrefillSessionStatistics:
+        return PrefillSessionStatistics(
+            self._state,
+            len(self._jobs),
+            sum(job.start.slot_size for job in self._jobs.values()),
+            self._unknown,
+            self._dropped,
+            self._released,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantViolation` when the table of jobs contradicts itself."""
+        slots = sorted((job.start.slot_offset, job.start.slot_size) for job in self._jobs.values())
+        for (offset, size), (following, _) in zip(slots, slots[1:], strict=False):
+            if offset + size > following:
+                raise InvariantViolation(f"slots at {offset} and {following} overlap")
+        for transfer_id, job in self._jobs.items():
+            if job.state is JobState.GONE or transfer_id > self._highest_id:
+                raise InvariantViolation(f"job {transfer_id} is filed wrongly")
+            if self._state is PrefillState.CLOSED and job.state is not JobState.STOPPING:
+                raise InvariantViolation(f"job {transfer_id} is {job.state.value} in a closed session")
+
+    # ----------------------------------------------------------------- peer events
+
+    def receive(self, message: DecodeMessage) -> tuple[PrefillAction, ...]:
+        """Take one message of the peer.
+
+        Raises: `NegotiationError` when Hello does not fit, `RemoteProtocolError` when the message breaks
+        the rules of the session; nothing changed, and the adapter ends the stream with that error.
+        """
+        if self._state is PrefillState.CLOSED:
+            self._unknown += 1
+            return ()
+        if isinstance(message, Hello):
+            return self._greeted(message)
+        if self._state is not PrefillState.OPEN:
+            raise RemoteProtocolError(
+                "Hello comes first", state=self._state.value, event=type(message).__name__
+            )
+        match message:
+            case StartPrefill():
+                return self._started(message)
+            case CancelPrefill():
+                return self._cancelled(message)
+            case ReleaseSpan():
+                return self._span_released(message)
+
+    # ---------------------------------------------------------------- local events
+
+    def attached(self, nonce: bytes) -> tuple[PrefillAction, ...]:
+        """The slab is mapped and its nonce was read: answer Welcome."""
+        self._expect(PrefillState.ATTACHING, "attached")
+        self._state = PrefillState.OPEN
+        offer, agreement = self._offer, self.agreement
+        welcome = Welcome(
+            version=agreement.version,
+            boot_id=offer.boot_id,
+            identity=offer.identity,
+            modes=agreement.modes,
+            digest=agreement.digest,
+            granularity=offer.granularity,
+            max_prompt_tokens=offer.max_prompt_tokens,
+            max_concurrency=offer.max_concurrency,
+            can_skip_prefix=offer.can_skip_prefix,
+            nonce=nonce,
+        )
+        return (Send(welcome),)
+
+    def engine_started(self, transfer_id: int) -> bool:
+        """Tell whether the job still wants to run; it is RUNNING afterwards."""
+        job = self._jobs.get(transfer_id)
+        if job is None:
+            return False
+        self._step(job, JobEvent.ENGINE_STARTED)
+        return True
+
+    def span_written(self, span: Span) -> tuple[PrefillAction, ...]:
+        """The engine finished a span; tell it unless the job was cancelled."""
+        job = self._jobs.get(span.transfer_id)
+        if job is None or job.state is not JobState.RUNNING:
+            self._dropped += 1
+            return ()
+        return (Send(SpanTold(span)),)
+
+    def engine_finished(
+        self, transfer_id: int, totals: tuple[GroupTotals, ...], logits: bytes, timings: SourceTimings
+    ) -> tuple[PrefillAction, ...]:
+        """The engine ended well and wrote its last byte."""
+        job = self._jobs[transfer_id]
+        start = job.start
+        done = PrefillDone(start.transfer_id, start.attempt, start.generation, totals, logits, timings)
+        return self._end(job, Send(done))
+
+    def engine_failed(self, transfer_id: int, error: KVSpanError) -> tuple[PrefillAction, ...]:
+        """The engine ended badly and writes no more."""
+        job = self._jobs[transfer_id]
+        failed = PrefillFailed(job.start.transfer_id, job.start.attempt, error.code, str(error))
+        return self._end(job, Send(failed))
+
+    def close(self) -> tuple[PrefillAction, ...]:
+        """End the session: queued jobs vanish, running ones are stopped, then the slab is idle."""
+        if self._state is PrefillState.CLOSED:
+            return ()
+        self._state = PrefillState.CLOSED
+        actions: list[PrefillAction] = []
+        for transfer_id, job in list(self._jobs.items()):
+            actions.append((Dequeue if job.state is JobState.QUEUED else StopEngine)(transfer_id))
+            self._step(job, JobEvent.CANCEL)
+            if job.state is JobState.GONE:
+                del self._jobs[transfer_id]
+        if not self._jobs:
+            actions.append(SlabIdle())
+        return tuple(actions)
+
+    # --------------------------------------------------------------------- private
+
+    def _greeted(self, hello: Hello) -> tuple[PrefillAction, ...]:
+        if self._state is not PrefillState.WAITING:
+            raise RemoteProtocolError("one Hello per session", state=self._state.value, event="Hello")
+        self._agreement = negotiate(hello, self._offer)
+        self._hello = hello
+        self._state = PrefillState.ATTACHING
+        return (AttachSlab(hello.slab),)
+
+    def _started(self, start: StartPrefill) -> tuple[PrefillAction, ...]:
+        problem = self._problem(start)
+        if start.transfer_id <= self._highest_id:
+            raise RemoteProtocolError(f"transfer id {start.transfer_id} was used before in this session")
+        self._highest_id = start.transfer_id
+        if problem:
+            return (Send(PrefillFailed(start.transfer_id, start.attempt, "START_REFUSED", problem)),)
+        accepted = PrefillAccepted(start.transfer_id, start.attempt, len(self._jobs))
+        self._jobs[start.transfer_id] = _Job(start)
+        return (Send(accepted), Enqueue(start))
+
+    def _problem(self, start: StartPrefill) -> str:
+        """Return what is wrong with a StartPrefill, naming field and both values; empty when nothing is."""
+        assert self._hello is not None
+        offer, slab_bytes = self._offer, self._hello.slab.size_bytes
+        prompt_len, vocab_size = len(start.token_ids), offer.identity.geometry.vocab_size
+        stop = start.slot_offset + start.slot_size
+        if len(self._jobs) >= offer.max_concurrency:
+            return f"max_concurrency is {offer.max_concurrency}, {len(self._jobs)} transfers are live"
+        if not 1 <= prompt_len <= offer.max_prompt_tokens:
+            return f"token_ids has {prompt_len} tokens, allowed 1 to {offer.max_prompt_tokens}"
+        if max(start.token_ids) >= vocab_size:
+            return f"token_ids has {max(start.token_ids)}, the vocabulary ends at {vocab_size}"
+        if start.first_token >= prompt_len or (start.first_token and not offer.can_skip_prefix):
+            return f"first_token is {start.first_token}, allowed 0 to {prompt_len - 1 if offer.can_skip_prefix else 0}"
+        if start.mode not in self.agreement.modes:
+            return f"mode is {start.mode.value}, agreed {[mode.value for mode in self.agreement.modes]}"
+        if stop > slab_bytes:
+            return f"slot ends at byte {stop}, the slab at {slab_bytes}"
+        return self._slot_problem(Range(start.slot_offset, stop))
+
+    def _slot_problem(self, wanted: Range) -> str:
+        for job in self._jobs.values():
+            held = Range(job.start.slot_offset, job.start.slot_offset + job.start.slot_size)
+            if held.overlaps(wanted):
+                return f"slot {wanted} overlaps {held} of transfer {job.start.transfer_id}"
+        return ""
+
+    def _cancelled(self, message: CancelPrefill) -> tuple[PrefillAction, ...]:
+        job = self._live(message)
+        if job is None:
+            return ()
+        was_queued = job.state is JobState.QUEUED
+        self._step(job, JobEvent.CANCEL)
+        if not was_queued:
+            return (StopEngine(message.transfer_id),)
+        del self._jobs[message.transfer_id]
+        return (Dequeue(message.transfer_id), Send(PrefillCancelled(message.transfer_id, message.attempt)))
+
+    def _span_released(self, message: ReleaseSpan) -> tuple[PrefillAction, ...]:
+        if self._live(message) is not None:
+            self._released += 1
+        return ()
+
+    def _live(self, message: CancelPrefill | ReleaseSpan) -> _Job | None:
+        job = self._jobs.get(message.transfer_id)
+        if job is None or job.start.attempt != message.attempt:
+            self._unknown += 1
+            return None
+        return job
+
+    def _end(self, job: _Job, terminal: Send) -> tuple[PrefillAction, ...]:
+        was_stopping = job.state is JobState.STOPPING
+        self._step(job, JobEvent.ENGINE_ENDED)
+        del self._jobs[job.start.transfer_id]
+        if self._state is PrefillState.CLOSED:
+            return () if self._jobs else (SlabIdle(),)
+        if was_stopping:
+            return (Send(PrefillCancelled(job.start.transfer_id, job.start.attempt)),)
+        return (terminal,)
+
+    def _step(self, job: _Job, event: JobEvent) -> None:
+        following = JOB_TRANSITIONS.get((job.state, event))
+        if following is None:
+            raise LocalProtocolError("illegal job event", state=job.state.value, event=event.value)
+        job.state = following
+
+    def _expect(self, state: PrefillState, event: str) -> None:
+        if self._state is not state:
+            raise LocalProtocolError("illegal session event", state=self._state.value, event=event)
