@@ -21,6 +21,7 @@ from __future__ import annotations
 import enum
 from bisect import bisect_left, insort
 from dataclasses import dataclass
+from itertools import pairwise
 
 from common.errors import InvariantViolation, SpanOutOfRange, SpanOverlap
 from common.kv.geometry import GroupGeometry
@@ -169,7 +170,7 @@ class Coverage:
         for required, layers in zip(self._required, self._layers, strict=True):
             if any(not required.contains(placed) for layer in layers for placed in layer.ranges):
                 raise InvariantViolation(f"a placed position is outside {required}")
-        for (before, _), (after, sequence) in zip(self._occupied, self._occupied[1:], strict=False):
+        for (before, _), (after, sequence) in pairwise(self._occupied):
             if before.stop > after.start:
                 raise InvariantViolation(f"bytes {after} of span {sequence} overlap {before}")
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import pairwise
 
 from common.errors import InvariantViolation, SlabExhausted, StaleGeneration
 from common.kv.ranges import Range
@@ -151,7 +152,7 @@ class SlotAllocator:
             position = extent.stop
         if position != self._area.stop:
             raise InvariantViolation(f"slots and gaps end at {position}, the area at {self._area.stop}")
-        if any(a.stop == b.start for a, b in zip(self._gaps, self._gaps[1:], strict=False)):
+        if any(a.stop == b.start for a, b in pairwise(self._gaps)):
             raise InvariantViolation("two gaps touch")
         if sorted([*self._leased, *self._free_ids]) != list(range(len(self._generations))):
             raise InvariantViolation(f"ids leased {sorted(self._leased)} and free {sorted(self._free_ids)}")

@@ -1,0 +1,131 @@
+"""Which spans a prefill makes. A token of one layer has 192 bytes: 3 heads of 8 float32, twice."""
+
+import pytest
+
+from common.kv.plan import PlannedSpan, SpanGranularity, plan_spans
+from common.kv.ranges import Range
+from tests.support.factories import make_geometry, make_hybrid_geometry
+
+ONE_LAYER_OF_A_CHUNK = 4 * 192
+
+
+@pytest.mark.parametrize(
+    ("chunk_tokens", "min_span_bytes", "max_span_bytes", "problem"),
+    [
+        (0, 0, 640, "chunk_tokens"),
+        (4, -1, 640, "min_span_bytes"),
+        (4, 641, 640, "min_span_bytes"),
+        (4, 0, 63, "max_span_bytes"),
+    ],
+)
+def test_a_granularity_is_refused_when_it_makes_no_sense(
+    chunk_tokens: int, min_span_bytes: int, max_span_bytes: int, problem: str
+) -> None:
+    """A chunk has a token, a span can hold a part's alignment, and the bounds are ordered."""
+    with pytest.raises(ValueError, match=problem):
+        SpanGranularity(chunk_tokens, min_span_bytes, max_span_bytes)
+
+
+def test_each_layer_is_a_span_when_nothing_has_to_be_merged() -> None:
+    """Chunk after chunk, layer after layer, bytes in the same order."""
+    plan = plan_spans(make_geometry(num_layers=2), 0, 7, SpanGranularity(4, 0, 4096))
+
+    assert plan.spans == (
+        PlannedSpan(0, Range(0, 1), Range(0, 4), 0, 768, completed_by=0),
+        PlannedSpan(0, Range(1, 2), Range(0, 4), 768, 768, completed_by=1),
+        PlannedSpan(0, Range(0, 1), Range(4, 7), 1536, 576, completed_by=0),
+        PlannedSpan(0, Range(1, 2), Range(4, 7), 2112, 576, completed_by=1),
+    )
+    assert plan.total_bytes == 2688
+    assert plan.num_spans == 4
+
+
+def test_layers_merge_until_the_minimum_is_reached() -> None:
+    """Two layers reach the minimum; the odd last layer is flushed alone."""
+    granularity = SpanGranularity(4, ONE_LAYER_OF_A_CHUNK + 1, 4096)
+
+    plan = plan_spans(make_geometry(num_layers=5), 0, 4, granularity)
+
+    assert [span.layers for span in plan] == [Range(0, 2), Range(2, 4), Range(4, 5)]
+    assert [span.completed_by for span in plan] == [1, 3, 4]
+
+
+def test_layers_do_not_merge_above_the_maximum() -> None:
+    """The maximum wins over the minimum."""
+    limit = 3 * ONE_LAYER_OF_A_CHUNK - 64
+
+    plan = plan_spans(make_geometry(num_layers=5), 0, 4, SpanGranularity(4, limit, limit))
+
+    assert [len(span.layers) for span in plan] == [2, 2, 1]
+
+
+def test_a_layer_is_split_by_tokens_when_its_part_is_above_the_maximum() -> None:
+    """Three tokens of 192 bytes fit in 640, so 8 tokens of one layer make three spans."""
+    plan = plan_spans(make_geometry(num_layers=2), 0, 8, SpanGranularity(8, 640, 640))
+
+    assert [(span.layers.start, span.tokens) for span in plan] == [
+        (0, Range(0, 3)),
+        (0, Range(3, 6)),
+        (0, Range(6, 8)),
+        (1, Range(0, 3)),
+        (1, Range(3, 6)),
+        (1, Range(6, 8)),
+    ]
+
+
+def test_one_token_is_a_span_when_even_it_is_above_the_maximum() -> None:
+    """A token of one layer is never split."""
+    plan = plan_spans(make_geometry(num_layers=1), 0, 2, SpanGranularity(4, 0, 128))
+
+    assert [(span.tokens, span.length) for span in plan] == [(Range(0, 1), 192), (Range(1, 2), 192)]
+
+
+def test_spans_stay_on_the_absolute_grid_when_the_export_starts_inside_a_chunk() -> None:
+    """The first chunk is carried in part and the grid does not move."""
+    plan = plan_spans(make_geometry(num_layers=1), 6, 11, SpanGranularity(4, 0, 4096))
+
+    assert [span.tokens for span in plan] == [Range(6, 8), Range(8, 11)]
+    assert [chunk.chunk for chunk in plan.chunks] == [Range(4, 8), Range(8, 11)]
+
+
+def test_a_windowed_group_gives_nothing_before_its_window() -> None:
+    """A window of 6 on 17 tokens carries 12 to 16; the full group carries all."""
+    geometry = make_hybrid_geometry(windows=(6, None))
+
+    plan = plan_spans(geometry, 0, 17, SpanGranularity(8, 0, 1 << 20))
+
+    assert [span.tokens for span in plan if span.group_index == 0] == [Range(12, 16), Range(16, 17)]
+    assert [span.tokens for span in plan if span.group_index == 1] == [
+        Range(0, 8),
+        Range(8, 16),
+        Range(16, 17),
+    ]
+
+
+def test_groups_interleave_in_the_order_in_which_their_last_layer_ends() -> None:
+    """A merged span counts as made when its last layer is done, and each group flushes at its own end."""
+    geometry = make_hybrid_geometry(windows=(6, 6, None, 6, 6, None, 6))
+
+    plan = plan_spans(geometry, 0, 5, SpanGranularity(8, 3 * 5 * 192, 1 << 20))
+
+    assert [(span.group_index, span.completed_by) for span in plan] == [(0, 3), (1, 5), (0, 6)]
+
+
+def test_a_chunk_stays_in_the_plan_when_it_carries_nothing() -> None:
+    """Prefill must still run it: later positions attend to it."""
+    plan = plan_spans(make_geometry(window=3), 0, 16, SpanGranularity(8, 0, 4096))
+
+    assert [len(chunk.spans) for chunk in plan.chunks] == [0, 2]
+
+
+def test_a_plan_is_empty_when_nothing_is_exported() -> None:
+    """A transfer that carries nothing has no bytes and no chunks."""
+    plan = plan_spans(make_geometry(), 9, 9, SpanGranularity(4, 0, 4096))
+
+    assert (plan.chunks, plan.total_bytes, plan.spans) == ((), 0, ())
+
+
+def test_a_plan_is_refused_when_the_export_starts_behind_the_prompt() -> None:
+    """First token cannot be greater than the prompt's length."""
+    with pytest.raises(ValueError, match="start <= stop"):
+        plan_spans(make_geometry(), 10, 9, SpanGranularity(4, 0, 4096))
