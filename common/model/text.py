@@ -1,0 +1,122 @@
+"""Text to token ids and back, whole or token by token.
+
+Theory of operation of `TextStream`: deltas are differences of decoded text over a short window of tokens.
+
+    | emitted tokens ... | context | pending |
+                           text of context is known to be final and was emitted
+
+Only two things can still change when another token comes: a last U+FFFD, which is how decoders show a
+character whose bytes are not all there, and a run of byte-fallback tokens, which is decoded as a whole. So
+these are held back, everything else is emitted, and the pending tokens become the next context. The
+concatenation of all deltas is `Tokenizer.decode` of all ids, even where the bytes are no valid text.
+
+Not here: stop strings (`stops.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from common.errors import ConfigError, InvalidRequest, Violation
+
+_INCOMPLETE = "\ufffd"
+
+
+class Tokenizer:
+    """The tokenizer of a loaded model; holds no state between calls."""
+
+    def __init__(self, pretrained: PreTrainedTokenizerBase) -> None:
+        """Wrap a transformers tokenizer.
+
+        Raises ConfigError when it has no `tokenizers` backend, without which text cannot be streamed.
+        """
+        if not isinstance(pretrained, PreTrainedTokenizerFast):
+            raise ConfigError("model", type(pretrained).__name__, "the tokenizer has no tokenizer.json form")
+        self._pretrained = pretrained
+        self._backend = pretrained.backend_tokenizer
+        names = (f"<0x{byte:02X}>" for byte in range(256))
+        ids = (self._backend.token_to_id(name) for name in names)
+        self._byte_ids = frozenset(token_id for token_id in ids if token_id is not None)
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids this tokenizer can produce, added tokens included; logits may be longer."""
+        return len(self._pretrained)
+
+    @property
+    def eos_id(self) -> int | None:
+        """The token that ends a text or a chat turn."""
+        eos_id: int | None = self._pretrained.eos_token_id
+        return eos_id
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `encode_chat` can work at all."""
+        return self._pretrained.chat_template is not None
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, with the special tokens this model puts around one."""
+        return list(self._backend.encode(text, add_special_tokens=True).ids)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Return the ids of a chat (`role` and `content` each) up to where the model's turn begins.
+
+        Raises InvalidRequest when the model has no chat template or its template refuses the messages.
+        """
+        if not self.has_chat_template:
+            raise InvalidRequest(
+                [Violation("chat", "this model has no chat template; send text or token ids")]
+            )
+        try:
+            text = self._pretrained.apply_chat_template(
+                [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
+            )
+        except Exception as refusal:  # a template is a program of the model's author and may raise anything
+            raise InvalidRequest([Violation("chat", f"the chat template refused: {refusal}")]) from refusal
+        return list(self._backend.encode(str(text), add_special_tokens=False).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of some ids without special tokens; ids without a token count for nothing."""
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+
+    def is_byte_fallback(self, token_id: int) -> bool:
+        """Tell whether this token is a single byte that is only decoded together with its neighbours."""
+        return token_id in self._byte_ids
+
+
+class TextStream:
+    """Turns the tokens of one sequence into text deltas that never split a character."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._context: list[int] = []
+        self._pending: list[int] = []
+        self._emitted_len = 0
+        """Characters of the window's text that were returned. Invariant: they are final."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Take the next tokens and return the text that became final, possibly none."""
+        self._pending += token_ids
+        if not self._pending or self._tokenizer.is_byte_fallback(self._pending[-1]):
+            return ""
+        text = self._window_text()
+        final = text.removesuffix(_INCOMPLETE)
+        delta = final[self._emitted_len :]
+        if final == text and len(text) > self._emitted_len:
+            self._context, self._pending = self._pending, []
+            self._emitted_len = len(self._tokenizer.decode(self._context))
+        else:
+            self._emitted_len = max(self._emitted_len, len(final))
+        return delta
+
+    def flush(self) -> str:
+        """Return the text that was still held back; the sequence is over."""
+        text = self._window_text()
+        delta = text[self._emitted_len :]
+        self._emitted_len = len(text)
+        return delta
+
+    def _window_text(self) -> str:
+        return self._tokenizer.decode([*self._context, *self._pending])
