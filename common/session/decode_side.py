@@ -106,6 +106,7 @@ class DecodeSession:
 
     @property
     def state(self) -> SessionState:
+        """Where the session is."""
         return self._state
 
     @property
@@ -118,6 +119,7 @@ class DecodeSession:
         return self._transfers[transfer_id]
 
     def statistics(self) -> DecodeSessionStatistics:
+        """Return the counts now."""
         live = [transfer.statistics() for transfer in self._transfers.values()]
         return DecodeSessionStatistics(
             self._state,

@@ -134,7 +134,7 @@ class DecodeTransfer:
         self._in_flight: set[int] = set()
         # Invariant: holds exactly the sequences handed out by ImportSpan whose copy has not ended.
         self._producer_ended = True
-        # Invariant: False from the moment StartPrefill is sent until a terminal message or the loss of the peer.
+        # Invariant: False from sending StartPrefill until a terminal message or the loss of the peer.
         self._done: PrefillDone | None = None
         self._error: KVSpanError | None = None
         self._late_events = 0
@@ -143,14 +143,17 @@ class DecodeTransfer:
 
     @property
     def transfer_id(self) -> int:
+        """Name inside the session."""
         return self._start.transfer_id
 
     @property
     def attempt(self) -> int:
+        """Which try of the request, from 1."""
         return self._start.attempt
 
     @property
     def state(self) -> TransferState:
+        """Where the transfer is."""
         return self._state
 
     @property
@@ -176,6 +179,7 @@ class DecodeTransfer:
         return self._done.timings
 
     def statistics(self) -> TransferStatistics:
+        """Return the counts now."""
         placed = self._coverage.statistics()
         return TransferStatistics(
             self._state, placed.num_spans, len(self._in_flight), placed.num_duplicates, self._late_events

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from itertools import pairwise
 
 from common.errors import InvariantViolation, KVSpanError, LocalProtocolError, RemoteProtocolError
 from common.kv.ranges import Range
@@ -131,6 +132,7 @@ class PrefillSession:
 
     @property
     def state(self) -> PrefillState:
+        """Where the session is."""
         return self._state
 
     @property
@@ -140,6 +142,7 @@ class PrefillSession:
         return self._agreement
 
     def statistics(self) -> PrefillSessionStatistics:
+        """Return the counts now."""
         return PrefillSessionStatistics(
             self._state,
             len(self._jobs),
@@ -152,7 +155,7 @@ class PrefillSession:
     def check_integrity(self) -> None:
         """Raise `InvariantViolation` when the table of jobs contradicts itself."""
         slots = sorted((job.start.slot_offset, job.start.slot_size) for job in self._jobs.values())
-        for (offset, size), (following, _) in zip(slots, slots[1:], strict=False):
+        for (offset, size), (following, _) in pairwise(slots):
             if offset + size > following:
                 raise InvariantViolation(f"slots at {offset} and {following} overlap")
         for transfer_id, job in self._jobs.items():
@@ -286,8 +289,9 @@ class PrefillSession:
             return f"token_ids has {prompt_len} tokens, allowed 1 to {offer.max_prompt_tokens}"
         if max(start.token_ids) >= vocab_size:
             return f"token_ids has {max(start.token_ids)}, the vocabulary ends at {vocab_size}"
-        if start.first_token >= prompt_len or (start.first_token and not offer.can_skip_prefix):
-            return f"first_token is {start.first_token}, allowed 0 to {prompt_len - 1 if offer.can_skip_prefix else 0}"
+        last_first = prompt_len - 1 if offer.can_skip_prefix else 0
+        if start.first_token > last_first:
+            return f"first_token is {start.first_token}, allowed 0 to {last_first}"
         if start.mode not in self.agreement.modes:
             return f"mode is {start.mode.value}, agreed {[mode.value for mode in self.agreement.modes]}"
         if stop > slab_bytes:
