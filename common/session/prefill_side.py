@@ -3,9 +3,12 @@
 Theory of operation: `JOB_TRANSITIONS` is the whole rule for a job (a transfer as the producer sees it):
 
     QUEUED --engine_started--> RUNNING --engine_ended--> (gone; Done or Failed sent)
-      | cancel                    | cancel
+      | stop                      | stop
       v                           v
-    (gone; Cancelled sent)     STOPPING --engine_ended--> (gone; Cancelled sent)
+    (gone; verdict sent)       STOPPING --engine_ended--> (gone; verdict sent)
+
+A job is stopped by a cancel (verdict PrefillCancelled) or by its time limit (verdict PrefillFailed); the
+first verdict stands.
 
 A terminal message is sent only when the engine writes no more: it is the proof of drain that decode waits
 for (rule 4). Spans told after a cancel are dropped. When the session closes, queued jobs vanish, running
@@ -62,7 +65,7 @@ class JobState(enum.Enum):
     QUEUED = "queued"
     RUNNING = "running"
     STOPPING = "stopping"
-    """Cancelled; the engine has not ended yet."""
+    """Cancelled or out of time; the engine has not ended yet."""
 
     GONE = "gone"
 
@@ -72,15 +75,15 @@ class JobEvent(enum.Enum):
 
     ENGINE_STARTED = "engine_started"
     ENGINE_ENDED = "engine_ended"
-    CANCEL = "cancel"
+    STOP = "stop"
 
 
 _S, _E = JobState, JobEvent
 JOB_TRANSITIONS: dict[tuple[JobState, JobEvent], JobState] = {
     (_S.QUEUED, _E.ENGINE_STARTED): _S.RUNNING,
-    (_S.QUEUED, _E.CANCEL): _S.GONE,
-    (_S.RUNNING, _E.CANCEL): _S.STOPPING,
-    (_S.STOPPING, _E.CANCEL): _S.STOPPING,
+    (_S.QUEUED, _E.STOP): _S.GONE,
+    (_S.RUNNING, _E.STOP): _S.STOPPING,
+    (_S.STOPPING, _E.STOP): _S.STOPPING,
     (_S.RUNNING, _E.ENGINE_ENDED): _S.GONE,
     (_S.STOPPING, _E.ENGINE_ENDED): _S.GONE,
 }
@@ -111,6 +114,8 @@ class PrefillSessionStatistics:
 class _Job:
     start: StartPrefill
     state: JobState = JobState.QUEUED
+    verdict: PrefillCancelled | PrefillFailed | None = None
+    """Terminal message of a stopped job. Invariant: set once, and never while QUEUED."""
 
 
 class PrefillSession:
@@ -241,6 +246,13 @@ class PrefillSession:
         failed = PrefillFailed(job.start.transfer_id, job.start.attempt, error.code, str(error))
         return self._end(job, Send(failed))
 
+    def expire(self, transfer_id: int, error: KVSpanError) -> tuple[PrefillAction, ...]:
+        """The time limit of a job has passed; nothing happens when it has ended already."""
+        job = self._jobs.get(transfer_id)
+        if job is None or self._state is PrefillState.CLOSED:
+            return ()
+        return self._stop(job, PrefillFailed(transfer_id, job.start.attempt, error.code, str(error)))
+
     def close(self) -> tuple[PrefillAction, ...]:
         """End the session: queued jobs vanish, running ones are stopped, then the slab is idle."""
         if self._state is PrefillState.CLOSED:
@@ -249,7 +261,7 @@ class PrefillSession:
         actions: list[PrefillAction] = []
         for transfer_id, job in list(self._jobs.items()):
             actions.append((Dequeue if job.state is JobState.QUEUED else StopEngine)(transfer_id))
-            self._step(job, JobEvent.CANCEL)
+            self._step(job, JobEvent.STOP)
             if job.state is JobState.GONE:
                 del self._jobs[transfer_id]
         if not self._jobs:
@@ -309,12 +321,17 @@ class PrefillSession:
         job = self._live(message)
         if job is None:
             return ()
+        return self._stop(job, PrefillCancelled(message.transfer_id, message.attempt))
+
+    def _stop(self, job: _Job, verdict: PrefillCancelled | PrefillFailed) -> tuple[PrefillAction, ...]:
+        transfer_id = job.start.transfer_id
         was_queued = job.state is JobState.QUEUED
-        self._step(job, JobEvent.CANCEL)
+        self._step(job, JobEvent.STOP)
+        job.verdict = job.verdict or verdict
         if not was_queued:
-            return (StopEngine(message.transfer_id),)
-        del self._jobs[message.transfer_id]
-        return (Dequeue(message.transfer_id), Send(PrefillCancelled(message.transfer_id, message.attempt)))
+            return (StopEngine(transfer_id),)
+        del self._jobs[transfer_id]
+        return (Dequeue(transfer_id), Send(job.verdict))
 
     def _span_released(self, message: ReleaseSpan) -> tuple[PrefillAction, ...]:
         if self._live(message) is not None:
@@ -329,14 +346,11 @@ class PrefillSession:
         return job
 
     def _end(self, job: _Job, terminal: Send) -> tuple[PrefillAction, ...]:
-        was_stopping = job.state is JobState.STOPPING
         self._step(job, JobEvent.ENGINE_ENDED)
         del self._jobs[job.start.transfer_id]
         if self._state is PrefillState.CLOSED:
             return () if self._jobs else (SlabIdle(),)
-        if was_stopping:
-            return (Send(PrefillCancelled(job.start.transfer_id, job.start.attempt)),)
-        return (terminal,)
+        return (Send(job.verdict),) if job.verdict else (terminal,)
 
     def _step(self, job: _Job, event: JobEvent) -> None:
         following = JOB_TRANSITIONS.get((job.state, event))

@@ -1,0 +1,67 @@
+"""How many pages a request needs in each group.
+
+Theory of operation: a request reserves, before anything moves, every page it may ever use: prompt and all
+new tokens (rule 1, and no running sequence can be robbed of its growth). A windowed group never needs more
+pages at once than its window can touch:
+
+    window of W tokens over pages of B:   | . . W |W W W W|W . . . |   at most ceil((W - 1) / B) + 1 pages
+
+Pure. Not here: which pages (`pool.py`), where positions lie in them (`tables.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.kv.geometry import GroupGeometry, KVGeometry
+
+
+@dataclass(frozen=True, slots=True)
+class PageNeed:
+    """Pages one request holds in each group, by group index."""
+
+    pages: tuple[int, ...]
+
+
+def page_bytes(group: GroupGeometry, page_tokens: int) -> int:
+    """Bytes of one page over all layers of the group."""
+    return group.token_bytes * page_tokens
+
+
+def first_page(group: GroupGeometry, prompt_len: int, page_tokens: int) -> int:
+    """Return the logical page of the first position that decode needs after a prompt."""
+    return group.visible(prompt_len).start // page_tokens
+
+
+def page_need(geometry: KVGeometry, prompt_len: int, max_new_tokens: int) -> PageNeed:
+    """Return what a request reserves.
+
+    The last new token is returned and never read, so prompt_len + max_new_tokens - 1 positions have KV.
+    """
+    stop = prompt_len + max_new_tokens - 1
+    return PageNeed(tuple(_group_need(g, geometry.page_tokens, prompt_len, stop) for g in geometry.groups))
+
+
+def pool_pages(geometry: KVGeometry, cache_tokens: int, num_lanes: int) -> tuple[int, ...]:
+    """Return the pages of each group's pool for a cache of `cache_tokens` tokens.
+
+    Full groups hold cache_tokens. A windowed group holds what every lane can use at once, and no more
+    than the full groups.
+    """
+    full = -(-cache_tokens // geometry.page_tokens)
+    return tuple(
+        full
+        if group.window is None
+        else min(full, num_lanes * window_pages(group.window, geometry.page_tokens))
+        for group in geometry.groups
+    )
+
+
+def window_pages(window: int, page_tokens: int) -> int:
+    """Return the most pages that `window` consecutive positions can touch."""
+    return -(-(window - 1) // page_tokens) + 1
+
+
+def _group_need(group: GroupGeometry, page_tokens: int, prompt_len: int, stop: int) -> int:
+    pages = -(-stop // page_tokens) - first_page(group, prompt_len, page_tokens)
+    return pages if group.window is None else min(pages, window_pages(group.window, page_tokens))
