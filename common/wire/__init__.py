@@ -1,1 +1,1 @@
-"""The only door to the stubs and to the options of grpc: conversion, errors as statuses, servers, channels."""
+"""The only door to the stubs and to the options of grpc: conversion, statuses, servers, channels."""

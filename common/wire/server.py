@@ -1,0 +1,165 @@
+"""A grpc server as both services run it: options, health, reflection, error statuses, one place to bind.
+
+Theory of operation: a server is built, its servicers are added to `server.grpc`, it listens on one or more
+addresses and starts. Health is NOT_SERVING until `mark_serving`, and for good after `drain`, which lets
+running calls go on; `stop` waits for them and then cuts. Reflection answers under its v1alpha name and
+under v1, whose messages are the same on the wire.
+
+Ownership: belongs to the event loop it was made on; whoever makes it stops it, or uses it as an async
+context manager, which stops it without waiting.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import (  # type: ignore[import-untyped]
+    reflection,
+    reflection_pb2,
+    reflection_pb2_grpc,
+)
+
+from common.errors import ConfigError
+from common.wire.address import TCPAddress, UnixAddress, bind_problem, claim_path, parse_address
+from common.wire.interceptor import ErrorInterceptor, OnInvariant
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    # A second server on the same port must fail, not share its connections.
+    ("grpc.so_reuseport", 0),
+    # Clients may ping idle sessions; the defaults would end a session with "too many pings".
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
+"""Name that newer clients ask for; its messages are those of v1alpha."""
+
+SOCKET_UMASK = 0o177
+"""A unix socket is for its owner alone: whoever may connect may use the service."""
+
+LISTEN = "listen"
+"""Name of the setting that errors blame."""
+
+
+class Server:
+    """A grpc.aio server with health, reflection and error statuses."""
+
+    def __init__(
+        self,
+        services: Sequence[str],
+        *,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        on_invariant: OnInvariant | None = None,
+    ) -> None:
+        chain = [*interceptors, ErrorInterceptor(on_invariant)]
+        self.grpc: grpc.aio.Server = grpc.aio.server(interceptors=chain, options=SERVER_OPTIONS)
+        """Where servicers are added."""
+
+        self._services = tuple(services)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        _add_reflection(self._services, self.grpc)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop(0.0)
+
+    def listen(self, address: str) -> str:
+        """Bind `address` (`host:port` or `unix:PATH`) and return it with the port that was bound.
+
+        Called before `start`, once per address.
+
+        Raises: `ConfigError` that says why it cannot be bound; nothing is bound then.
+        """
+        parsed = parse_address(LISTEN, address)
+        return self._listen_unix(parsed) if isinstance(parsed, UnixAddress) else self._listen_tcp(parsed)
+
+    async def start(self) -> None:
+        """Take calls on every bound address; health says NOT_SERVING until `mark_serving`."""
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self.grpc.start()
+
+    async def mark_serving(self) -> None:
+        """Tell clients and supervisors that the service works."""
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+
+    async def mark_not_serving(self) -> None:
+        """Tell clients and supervisors that calls would fail for now."""
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    async def drain(self) -> None:
+        """Say NOT_SERVING for good while calls are still taken."""
+        await self._health.enter_graceful_shutdown()
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more calls, let running ones end within `grace_s`, then cut them. Idempotent."""
+        await self.drain()
+        await self.grpc.stop(grace_s)
+
+    async def wait_for_termination(self) -> None:
+        """Return when the server has stopped."""
+        await self.grpc.wait_for_termination()
+
+    def _listen_tcp(self, address: TCPAddress) -> str:
+        try:
+            port = self.grpc.add_insecure_port(str(address))
+        except RuntimeError as error:
+            raise ConfigError(LISTEN, address, bind_problem(address)) from error
+        return str(TCPAddress(address.host, port))
+
+    def _listen_unix(self, address: UnixAddress) -> str:
+        claim_path(LISTEN, address)
+        try:
+            with _umask(SOCKET_UMASK):
+                self.grpc.add_insecure_port(str(address))
+        except RuntimeError as error:
+            raise ConfigError(LISTEN, address, f"cannot listen: {error}") from error
+        return str(address)
+
+    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for service in ("", *self._services):
+            await self._health.set(service, status)
+
+
+def make_server(
+    services: Sequence[str],
+    *,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    on_invariant: OnInvariant | None = None,
+) -> Server:
+    """Return a server for the services with these full names; `interceptors` see calls first."""
+    return Server(services, interceptors=interceptors, on_invariant=on_invariant)
+
+
+def _add_reflection(services: Sequence[str], server: grpc.aio.Server) -> None:
+    names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME, REFLECTION_V1)
+    servicer = reflection.aio.ReflectionServicer(names)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
+    v1 = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    handlers = {"ServerReflectionInfo": v1}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(REFLECTION_V1, handlers),))
+
+
+@contextmanager
+def _umask(mask: int) -> Iterator[None]:
+    """Make new files with `mask` on; the mask is of the process, so nothing may await in between."""
+    previous = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(previous)
