@@ -1,0 +1,175 @@
+"""Runs a prefill and a decode service as child processes that live and end together.
+
+Theory of operation: the pair ends when it is told to (`drain`) or when either child ends. It ends in order,
+decode first, so that prompts which decode still waits for are finished; a child that outlasts its grace is
+killed. Children sit in sessions of their own, so that Ctrl-C reaches only the parent, and ask the kernel to
+be told when the parent is gone, so that not even a killed parent leaves an orphan.
+
+Ownership: `Pair` owns both processes; leaving its context leaves none behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from kvspan.commands.command import EXIT_FAILED, EXIT_OK
+from kvspan.commands.services import PARENT_FLAG
+
+KILL_AFTER_S = 5.0
+"""Time beyond its grace after which a child is killed."""
+
+READY = "ready "
+
+
+class ChildEnded(Exception):
+    """A child ended although nobody asked it to."""
+
+    def __init__(self, name: str, returncode: int) -> None:
+        self.name = name
+        self.returncode = returncode
+        super().__init__(f"{name} ended with {_ending(returncode)}")
+
+
+class Child:
+    """One service process; its logs go to our stderr, its `ready` line comes through a pipe."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self._process = process
+
+    @classmethod
+    async def start(cls, name: str, arguments: Sequence[str]) -> Self:
+        """Start `kvspan NAME ARGUMENTS`."""
+        line = [sys.executable, "-m", "kvspan.cli", name, f"{PARENT_FLAG}={os.getpid()}", *arguments]
+        process = await asyncio.create_subprocess_exec(
+            *line, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, start_new_session=True
+        )
+        return cls(name, process)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    async def read_address(self) -> str:
+        """Return the address of the `ready` line; raise ChildEnded when the child ends without one."""
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            text = line.decode().strip()
+            if text.startswith(READY):
+                return text.removeprefix(READY)
+        raise ChildEnded(self.name, await self._process.wait())
+
+    async def wait(self) -> int:
+        """Return the exit code once the child has ended."""
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        """End the child at once, if it lives."""
+        self._send(signal.SIGKILL)
+
+    async def stop(self, limit_s: float) -> int:
+        """Tell the child to drain, kill it after `limit_s`, and return its exit code."""
+        self._send(signal.SIGTERM)
+        try:
+            return await asyncio.wait_for(self._process.wait(), limit_s)
+        except TimeoutError:
+            self.kill()
+            return await self._process.wait()
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+
+@dataclass(frozen=True, slots=True)
+class PairPlan:
+    """How to start both children, and how long they may take to end."""
+
+    decode_arguments: tuple[str, ...]
+    prefill_arguments: tuple[str, ...]
+    grace_s: float
+
+
+class Pair:
+    """Both children, from the first process started to the last one gone.
+
+    Invariant: `_children` are in the order in which they end: decode, then prefill.
+    """
+
+    def __init__(self, plan: PairPlan) -> None:
+        self._plan = plan
+        self._children: list[Child] = []
+
+    async def __aenter__(self) -> Self:
+        try:
+            self._children.append(await Child.start("decode", self._plan.decode_arguments))
+            self._children.append(await Child.start("prefill", self._plan.prefill_arguments))
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def read_addresses(self) -> tuple[str, str]:
+        """Return the addresses of decode and prefill, once both serve."""
+        decode, prefill = self._children
+        return await decode.read_address(), await prefill.read_address()
+
+    async def run(self, drain: asyncio.Event, announce: Callable[[], Awaitable[None]]) -> int:
+        """Announce the pair, serve until `drain` is set, stop both, and return the exit code.
+
+        Raises ChildEnded when a child ends by itself, and what `announce` raises.
+        """
+        endings = [asyncio.create_task(self._watch(child)) for child in self._children]
+        announcing = asyncio.ensure_future(announce())
+        draining = asyncio.create_task(drain.wait())
+        tasks: list[asyncio.Future[Any]] = [*endings, announcing, draining]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if done == {announcing}:
+                announcing.result()
+                done, _ = await asyncio.wait({*tasks} - {announcing}, return_when=asyncio.FIRST_COMPLETED)
+            if draining not in done:
+                for task in done:
+                    task.result()
+        finally:
+            await _cancel(tasks)
+        codes = await self.stop()
+        return EXIT_FAILED if any(codes) else EXIT_OK
+
+    async def stop(self) -> tuple[int, ...]:
+        """Drain both in order, kill what outlasts its grace, and return the exit codes."""
+        limit_s = self._plan.grace_s + KILL_AFTER_S
+        return tuple([await child.stop(limit_s) for child in self._children])
+
+    def kill(self) -> None:
+        """End both at once; `stop` then returns without delay."""
+        for child in self._children:
+            child.kill()
+
+    async def _watch(self, child: Child) -> None:
+        raise ChildEnded(child.name, await child.wait())
+
+
+async def _cancel(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _ending(returncode: int) -> str:
+    return f"signal {signal.Signals(-returncode).name}" if returncode < 0 else f"exit code {returncode}"

@@ -1,0 +1,82 @@
+"""The command `up`: a prefill and a decode service on this host, as one thing.
+
+Theory of operation: clients reach decode at `--listen`; prefill listens on a unix socket in a directory that
+only this user can enter and that is removed at the end. `ready decode=ADDR prefill=ADDR` is told on stdout
+when both serve and the session between them is open.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+
+from common.runtime import Lifecycle
+from decode_service.config import DecodeConfig
+from kvspan.commands.command import EXIT_FAILED, Command
+from kvspan.commands.flags import add_flags, arguments_of, build_config, given_texts, parse_flag
+from kvspan.commands.health import DECODE_SERVICE, wait_serving
+from kvspan.commands.pair import ChildEnded, Pair, PairPlan
+from kvspan.commands.services import add_log_flags, log_arguments
+from kvspan.commands.values import positive
+from prefill_service.config import PrefillConfig
+
+DEFAULTS = {"model": "demo", "listen": "127.0.0.1:50051"}
+"""What a pair takes that a single service must be told."""
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, DecodeConfig, PrefillConfig, without=("prefill",), defaults=DEFAULTS)
+    add_log_flags(parser)
+    parser.add_argument(
+        "--ready-timeout-s",
+        default="300",
+        metavar="SECONDS",
+        help="how long loading and the first session may take (default: 300)",
+    )
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    ready_timeout_s = parse_flag("--ready-timeout-s", positive, arguments.ready_timeout_s)
+    with tempfile.TemporaryDirectory(prefix="kvspan-") as folder:
+        plan = make_plan(arguments, f"unix:{folder}/prefill.sock")
+        return asyncio.run(_run_pair(plan, ready_timeout_s))
+
+
+def make_plan(arguments: argparse.Namespace, prefill_address: str) -> PairPlan:
+    """Return how to start both services; raises ConfigError for what either would refuse."""
+    texts = given_texts(arguments)
+    decode_texts = texts | {"prefill": [prefill_address]}
+    prefill_texts = texts | {"listen": prefill_address}
+    decode = build_config(DecodeConfig, decode_texts)
+    build_config(PrefillConfig, prefill_texts)
+    logs = log_arguments(arguments)
+    return PairPlan(
+        decode_arguments=(*arguments_of(DecodeConfig, decode_texts), *logs),
+        prefill_arguments=(*arguments_of(PrefillConfig, prefill_texts), *logs),
+        grace_s=decode.grace_s,
+    )
+
+
+async def _run_pair(plan: PairPlan, ready_timeout_s: float) -> int:
+    pair = Pair(plan)
+    with Lifecycle(exit_now=lambda _: pair.kill()) as lifecycle:
+        async with pair:
+            try:
+                return await pair.run(lifecycle.drain, lambda: _announce(pair, ready_timeout_s))
+            except ChildEnded as ended:
+                print(f"kvspan: {ended}; the pair ends with it", file=sys.stderr)
+            except TimeoutError:
+                print(f"kvspan: no session within {ready_timeout_s:g} s; the pair ends", file=sys.stderr)
+            return EXIT_FAILED
+
+
+async def _announce(pair: Pair, ready_timeout_s: float) -> None:
+    async with asyncio.timeout(ready_timeout_s):
+        decode, prefill = await pair.read_addresses()
+        await wait_serving(decode, DECODE_SERVICE)
+    print(f"ready decode={decode} prefill={prefill}", flush=True)
+
+
+UP = Command("up", "run a prefill and a decode service together on this host", _add_arguments, _run)
