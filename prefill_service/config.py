@@ -23,7 +23,7 @@ class PrefillConfig:
     """Tokens in a page; must equal decode's."""
 
     chunk_tokens: int = 256
-    """Tokens of one prefill forward; part of the numerics, must equal decode's; a multiple of page_tokens."""
+    """Tokens of one prefill forward; part of the numerics: equal to decode's, a multiple of page_tokens."""
 
     min_span_bytes: int = 256 << 10
     """Layers merge into one span until it has this many bytes: small prompts send one span, not one a layer."""

@@ -1,0 +1,159 @@
+"""The composition root of the prefill service: opens everything, serves, closes everything.
+
+Theory of operation: the model is loaded and refused or accepted before anything else is allocated. SIGTERM
+drains: health says NOT_SERVING, no new session is taken, queued and running jobs may end within the grace,
+then streams are cut and the engine's thread ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from common.kv.digest import DigestKind
+from common.kv.plan import SpanGranularity
+from common.kv.spans import SPAN_LAYOUT
+from common.model.linears import stabilise
+from common.model.loader import load_model
+from common.runtime.boot import new_boot_id
+from common.runtime.clock import SystemClock
+from common.runtime.lifecycle import Lifecycle
+from common.runtime.threads import resolve_threads
+from common.session.identity import Numerics, PeerIdentity
+from common.session.messages import TransferMode
+from common.session.negotiation import PROTOCOL_VERSIONS, PrefillOffer
+from common.telemetry.logging import log_fields
+from common.wire.server import Server, make_server
+from kvspan.v1 import transfer_pb2_grpc
+from prefill_service.config import PrefillConfig
+from prefill_service.decode_peer import DecodePeer, PeerContext
+from prefill_service.engine_loop import EngineLoop
+from prefill_service.engines.base import PrefillEngine
+from prefill_service.engines.torch_engine import TorchEngine
+from prefill_service.job import Job
+from prefill_service.queue import JobQueue
+from prefill_service.servicer import PrefillServicer
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME = "kvspan.v1.PrefillService"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model ready to compute, and who it makes this service."""
+
+    engine: PrefillEngine
+    identity: PeerIdentity
+    linears: str
+    threads: int
+
+
+async def serve(config: PrefillConfig, on_ready: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT; call `on_ready` with the bound address once calls are taken."""
+    loaded = load(config)
+    service = PrefillService(config, loaded)
+    with Lifecycle() as lifecycle:
+        on_ready(await service.start())
+        await service.run_until(lifecycle.drain)
+
+
+def load(config: PrefillConfig) -> Loaded:
+    """Load model and engine; blocking, before the event loop serves anything.
+
+    Raises: `ConfigError` or `UnsupportedModel`; nothing stays allocated.
+    """
+    threads = resolve_threads(config.threads)
+    torch.set_num_threads(threads)
+    loaded = load_model(config.model, config.dtype, config.page_tokens, progress=True)
+    report = stabilise(loaded.model, config.chunk_tokens)
+    max_prompt = min(config.max_prompt_tokens, loaded.max_context)
+    engine = TorchEngine(loaded.model, loaded.geometry, config.chunk_tokens, max_prompt)
+    identity = PeerIdentity(
+        model_name=loaded.name,
+        fingerprint=loaded.fingerprint,
+        config_fields=loaded.config_fields,
+        geometry=loaded.geometry,
+        numerics=Numerics(engine.describe().name, config.chunk_tokens),
+    )
+    return Loaded(engine, identity, report.rows_rule, threads)
+
+
+class PrefillService:
+    """Everything of one running prefill service."""
+
+    def __init__(self, config: PrefillConfig, loaded: Loaded) -> None:
+        self._config = config
+        self._clock = SystemClock()
+        self._queue: JobQueue[Job] = JobQueue()
+        self._offer = make_offer(config, loaded)
+        self._engine_loop = EngineLoop(loaded.engine, self._offer.granularity, self._queue, self._clock)
+        self._servicer = PrefillServicer(self._make_context, loaded.linears, loaded.threads)
+        self._server: Server | None = None
+        self._engine_task: asyncio.Task[None] | None = None
+
+    @property
+    def servicer(self) -> PrefillServicer:
+        """The peers and their counts."""
+        return self._servicer
+
+    async def start(self) -> str:
+        """Bind, serve and return the address."""
+        self._server = make_server([SERVICE_NAME])
+        transfer_pb2_grpc.add_PrefillServiceServicer_to_server(self._servicer, self._server.grpc)
+        address = self._server.listen(self._config.listen)
+        self._engine_task = asyncio.create_task(
+            self._engine_loop.run(self._servicer.peer), name="engine-loop"
+        )
+        await self._server.start()
+        await self._server.mark_serving()
+        logger.info("service.ready", extra=log_fields(address=address, boot_id=self._offer.boot_id))
+        return address
+
+    async def run_until(self, drain: asyncio.Event) -> None:
+        """Serve until `drain` is set or the engine loop breaks, then stop."""
+        assert self._engine_task is not None
+        waiting = asyncio.create_task(drain.wait())
+        await asyncio.wait({waiting, self._engine_task}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Drain, then end streams, engine and server; raises what broke the engine loop."""
+        assert self._server is not None
+        assert self._engine_task is not None
+        self._servicer.drain()
+        await self._server.drain()
+        logger.info("service.draining", extra=log_fields(peers=len(self._servicer.peers)))
+        await self._engine_loop.wait_idle(self._config.grace_s)
+        await self._server.stop(0)
+        if not self._engine_task.done():
+            self._engine_task.cancel()
+        try:
+            await self._engine_task
+        except asyncio.CancelledError:
+            logger.info("service.stopped", extra=log_fields(peers=len(self._servicer.peers)))
+
+    def _make_context(self, on_idle: Callable[[DecodePeer], None]) -> PeerContext:
+        return PeerContext(self._offer, Path(self._config.slab_dir), self._queue, self._clock, on_idle)
+
+
+def make_offer(config: PrefillConfig, loaded: Loaded) -> PrefillOffer:
+    """Return what this service brings to a session."""
+    return PrefillOffer(
+        versions=PROTOCOL_VERSIONS,
+        boot_id=new_boot_id(),
+        identity=loaded.identity,
+        modes=tuple(TransferMode),
+        digests=tuple(DigestKind),
+        layouts=(SPAN_LAYOUT,),
+        granularity=SpanGranularity(config.chunk_tokens, config.min_span_bytes, config.max_span_bytes),
+        max_prompt_tokens=loaded.engine.describe().max_prompt_tokens,
+        max_concurrency=config.max_concurrency,
+        can_skip_prefix=True,
+    )

@@ -1,0 +1,174 @@
+"""One decode service as the prefill service sees it: carries out what the session machine decides.
+
+Theory of operation: messages in, actions out, one stream. Everything here runs on the event loop but
+`_tell_from_engine`, which the engine's thread calls. The peer outlives its stream by as long as the engine
+still writes into its slab: the memory is unmapped on `SlabIdle`, never earlier (rule 4).
+
+Ownership: made by the servicer per stream; owns the mapping of the slab, the timers of its jobs and the
+queue of messages to send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import KVSpanError, LeaseExpired
+from common.kv.spans import Span
+from common.runtime.clock import Clock
+from common.session.actions import (
+    AttachSlab,
+    Dequeue,
+    Enqueue,
+    PrefillAction,
+    Send,
+    SlabIdle,
+    StopEngine,
+)
+from common.session.messages import DecodeMessage, PrefillMessage, StartPrefill
+from common.session.negotiation import PrefillOffer
+from common.session.prefill_side import PrefillSession, PrefillSessionStatistics
+from common.slab.segment import SlabSegment
+from common.telemetry.logging import log_fields
+from prefill_service.job import Job, JobResult
+from prefill_service.queue import JobQueue
+from prefill_service.span_writer import SlotTarget
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerContext:
+    """What every peer shares."""
+
+    offer: PrefillOffer
+    slab_dir: Path
+    queue: JobQueue[Job]
+    clock: Clock
+    on_idle: Callable[[DecodePeer], None]
+    """Called once, when nothing of the peer is left."""
+
+
+class DecodePeer:
+    """Adapter between one stream, the session machine, the slab and the engine."""
+
+    def __init__(self, number: int, context: PeerContext) -> None:
+        self._number = number
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._session = PrefillSession(context.offer)
+        self._slab: SlabSegment | None = None
+        self._jobs: dict[int, Job] = {}
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        # Invariant: _jobs and _timers have the ids of the jobs the machine counts as live.
+        self._outgoing: asyncio.Queue[PrefillMessage | None] = asyncio.Queue()
+
+    # ------------------------------------------------------------------- questions
+
+    @property
+    def number(self) -> int:
+        """Names the session inside this process."""
+        return self._number
+
+    def statistics(self) -> PrefillSessionStatistics:
+        """Return the counts of the session now."""
+        return self._session.statistics()
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantViolation` when the session contradicts itself."""
+        self._session.check_integrity()
+
+    # ---------------------------------------------------------------------- stream
+
+    def receive(self, message: DecodeMessage) -> None:
+        """Take one message of the stream; raises what the machine raises."""
+        self._carry_out(self._session.receive(message))
+
+    async def next_message(self) -> PrefillMessage | None:
+        """Wait for the next message to send; None when the stream is to end."""
+        return await self._outgoing.get()
+
+    def close(self) -> None:
+        """The stream has ended; running jobs are stopped, the slab goes when they have ended."""
+        self._carry_out(self._session.close())
+        self._outgoing.put_nowait(None)
+        logger.info("session.closed", extra=log_fields(session=self._number))
+
+    # ---------------------------------------------------------------------- engine
+
+    def start(self, job: Job) -> bool:
+        """Tell whether a job taken from the queue still wants to run."""
+        return self._session.engine_started(job.target.start.transfer_id)
+
+    def finish(self, job: Job, outcome: JobResult | KVSpanError) -> None:
+        """A started job has ended, well or badly, and writes no more."""
+        transfer_id = job.target.start.transfer_id
+        self._forget(transfer_id)
+        if isinstance(outcome, JobResult):
+            timings = outcome.timings
+            actions = self._session.engine_finished(transfer_id, outcome.totals, outcome.logits, timings)
+        else:
+            actions = self._session.engine_failed(transfer_id, outcome)
+        self._carry_out(actions)
+
+    def _tell_from_engine(self, span: Span) -> None:
+        """Hand a final span to the event loop; on the engine's thread."""
+        self._loop.call_soon_threadsafe(self._tell, span)
+
+    def _tell(self, span: Span) -> None:
+        self._carry_out(self._session.span_written(span))
+
+    # --------------------------------------------------------------------- private
+
+    def _carry_out(self, actions: Iterable[PrefillAction]) -> None:
+        for action in actions:
+            match action:
+                case Send(message):
+                    self._outgoing.put_nowait(message)  # type: ignore[arg-type]
+                case AttachSlab(handle):
+                    self._slab = SlabSegment.attach(self._context.slab_dir, handle.name, handle.size_bytes)
+                    self._carry_out(self._session.attached(self._slab.nonce))
+                    logger.info("session.opened", extra=log_fields(session=self._number, slab=handle.name))
+                case Enqueue(start):
+                    self._enqueue(start)
+                case Dequeue(transfer_id):
+                    self._dequeue(transfer_id)
+                case StopEngine(transfer_id):
+                    self._jobs[transfer_id].stop.set()
+                case SlabIdle():
+                    self._release_slab()
+
+    def _enqueue(self, start: StartPrefill) -> None:
+        assert self._slab is not None
+        memory = self._slab.view(start.slot_offset, start.slot_size)
+        target = SlotTarget(start, memory, self._session.agreement.digest, self._tell_from_engine)
+        job = Job(self._number, target, self._context.clock.now_ns())
+        self._jobs[start.transfer_id] = job
+        timer = self._loop.call_later(start.time_limit_s, self._expire, start)
+        self._timers[start.transfer_id] = timer
+        self._context.queue.put(job)
+        fields = log_fields(session=self._number, transfer_id=start.transfer_id, tokens=len(start.token_ids))
+        logger.info("transfer.accepted", extra=fields)
+
+    def _dequeue(self, transfer_id: int) -> None:
+        job = self._jobs[transfer_id]
+        self._context.queue.remove(job.key)
+        job.target.memory.release()
+        self._forget(transfer_id)
+
+    def _expire(self, start: StartPrefill) -> None:
+        error = LeaseExpired(f"prefill did not end within {start.time_limit_s:.1f} s")
+        self._carry_out(self._session.expire(start.transfer_id, error))
+
+    def _forget(self, transfer_id: int) -> None:
+        self._jobs.pop(transfer_id)
+        self._timers.pop(transfer_id).cancel()
+
+    def _release_slab(self) -> None:
+        if self._slab is not None:
+            self._slab.close()
+            self._slab = None
+        self._context.on_idle(self)

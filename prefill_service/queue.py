@@ -1,0 +1,54 @@
+"""Jobs of all sessions in the order in which the one engine takes them.
+
+Theory of operation: first come, first served over all sessions; a job is named by its session and its
+transfer id, because two sessions may use equal ids. Bounded by what sessions may have live.
+
+Pure but for the asyncio event that wakes the one consumer. Ownership: event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Generic, Protocol, TypeVar
+
+
+class Queued(Protocol):
+    """What can be queued."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(session number, transfer id)."""
+
+
+JobT = TypeVar("JobT", bound=Queued)
+
+
+class JobQueue(Generic[JobT]):
+    """FIFO with removal by key."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[tuple[int, int], JobT] = {}
+        self._filled = asyncio.Event()
+        # Invariant: _filled is set exactly while _jobs has an entry.
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def put(self, job: JobT) -> None:
+        """Add a job at the end."""
+        self._jobs[job.key] = job
+        self._filled.set()
+
+    def remove(self, key: tuple[int, int]) -> None:
+        """Take a job out; nothing happens when it is not there."""
+        self._jobs.pop(key, None)
+        if not self._jobs:
+            self._filled.clear()
+
+    async def take(self) -> JobT:
+        """Wait for a job and take the oldest."""
+        await self._filled.wait()
+        key = next(iter(self._jobs))
+        job = self._jobs[key]
+        self.remove(key)
+        return job

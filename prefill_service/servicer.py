@@ -1,0 +1,91 @@
+"""The gRPC face of the prefill service: one `DecodePeer` per stream, and its capabilities."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from common.errors import Draining
+from common.telemetry.logging import log_fields
+from common.wire.convert import capabilities_to_proto, decode_message_from_proto, to_proto
+from kvspan.v1 import transfer_pb2 as pb
+from kvspan.v1 import transfer_pb2_grpc
+from prefill_service.decode_peer import DecodePeer, PeerContext
+
+logger = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
+    """Serves sessions; the peers of ended streams stay listed until their slab is idle."""
+
+    def __init__(
+        self, make_context: Callable[[Callable[[DecodePeer], None]], PeerContext], linears: str, threads: int
+    ) -> None:
+        self._context = make_context(self._forget)
+        self._linears = linears
+        self._threads = threads
+        self._peers: dict[int, DecodePeer] = {}
+        self._next_number = 1
+        self._is_draining = False
+
+    # ------------------------------------------------------------------------ rpcs
+
+    async def GetCapabilities(  # noqa: N802 - name given by the contract
+        self, request: pb.PrefillServiceGetCapabilitiesRequest, context: Context
+    ) -> pb.PrefillServiceGetCapabilitiesResponse:
+        """Tell what this service is and can."""
+        return capabilities_to_proto(self._context.offer, linears=self._linears, num_threads=self._threads)
+
+    async def Transfer(self, request_iterator: Any, context: Context) -> None:  # noqa: N802
+        """Serve one session until either side ends it."""
+        if self._is_draining:
+            raise Draining("the prefill service is shutting down")
+        peer = DecodePeer(self._next_number, self._context)
+        self._next_number += 1
+        self._peers[peer.number] = peer
+        reader = asyncio.create_task(self._read(peer, context), name=f"session-{peer.number}-reader")
+        try:
+            await self._write(peer, context)
+            await reader
+        finally:
+            reader.cancel()
+            peer.close()
+
+    # ------------------------------------------------------------------- questions
+
+    def peer(self, number: int) -> DecodePeer:
+        """Return a peer that is not idle yet, by session number."""
+        return self._peers[number]
+
+    @property
+    def peers(self) -> tuple[DecodePeer, ...]:
+        """Peers whose slab is mapped or whose stream is open."""
+        return tuple(self._peers.values())
+
+    def drain(self) -> None:
+        """Take no new session."""
+        self._is_draining = True
+
+    # --------------------------------------------------------------------- private
+
+    async def _read(self, peer: DecodePeer, context: Context) -> None:
+        """Feed the session until the peer half-closes; then let the writer end."""
+        try:
+            while (request := await context.read()) is not grpc.aio.EOF:
+                peer.receive(decode_message_from_proto(request))
+        finally:
+            peer.close()
+
+    async def _write(self, peer: DecodePeer, context: Context) -> None:
+        while (message := await peer.next_message()) is not None:
+            await context.write(to_proto(message))
+
+    def _forget(self, peer: DecodePeer) -> None:
+        self._peers.pop(peer.number, None)
+        logger.info("session.idle", extra=log_fields(session=peer.number))
