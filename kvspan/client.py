@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self, TypedDict, Unpack
+from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
 
 import grpc
 
@@ -42,6 +42,8 @@ TRANSFERS = {
     "deferred": geometry_pb2.TRANSFER_MODE_DEFERRED,
     "whole": geometry_pb2.TRANSFER_MODE_WHOLE,
 }
+
+Parameters = TypeVar("Parameters", pb.GenerateRequest, pb.SamplingParams)
 
 FINISH_REASONS = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
 
@@ -133,11 +135,14 @@ class Client:
 
     def capabilities(self) -> pb.DecodeServiceGetCapabilitiesResponse:
         """Return what the service is and can."""
-        return self._ask(self._stub.GetCapabilities, pb.DecodeServiceGetCapabilitiesRequest())
+        request = pb.DecodeServiceGetCapabilitiesRequest()
+        answer: pb.DecodeServiceGetCapabilitiesResponse = self._ask(self._stub.GetCapabilities, request)
+        return answer
 
     def status(self) -> pb.GetStatusResponse:
         """Return what the service is doing now."""
-        return self._ask(self._stub.GetStatus, pb.GetStatusRequest())
+        answer: pb.GetStatusResponse = self._ask(self._stub.GetStatus, pb.GetStatusRequest())
+        return answer
 
     def _responses(
         self, request: pb.GenerateRequest, time_limit_s: float | None
@@ -205,11 +210,14 @@ class AsyncClient:
 
     async def capabilities(self) -> pb.DecodeServiceGetCapabilitiesResponse:
         """Return what the service is and can."""
-        return await self._ask(self._stub.GetCapabilities, pb.DecodeServiceGetCapabilitiesRequest())
+        request = pb.DecodeServiceGetCapabilitiesRequest()
+        answer: pb.DecodeServiceGetCapabilitiesResponse = await self._ask(self._stub.GetCapabilities, request)
+        return answer
 
     async def status(self) -> pb.GetStatusResponse:
         """Return what the service is doing now."""
-        return await self._ask(self._stub.GetStatus, pb.GetStatusRequest())
+        answer: pb.GetStatusResponse = await self._ask(self._stub.GetStatus, pb.GetStatusRequest())
+        return answer
 
     async def _responses(
         self, request: pb.GenerateRequest, time_limit_s: float | None
@@ -302,9 +310,7 @@ def _sampling(given: dict[str, Any], violations: list[Violation]) -> pb.Sampling
     return sampling
 
 
-def _merge(
-    message: pb.GenerateRequest | pb.SamplingParams, name: str, value: Any, violations: list[Violation]
-) -> None:
+def _merge(message: Parameters, name: str, value: Any, violations: list[Violation]) -> None:
     """Set one field, or note why its value cannot be sent."""
     try:
         message.MergeFrom(type(message)(**{name: value}))
