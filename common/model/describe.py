@@ -44,6 +44,9 @@ _SINK_MODELS = frozenset(
 )
 """Model types whose attention adds learned sinks to the softmax; no config field tells."""
 
+_CAUSAL_ANYWAY = frozenset({"gpt_neox"})
+"""Model types that are causal whatever their is_decoder says."""
+
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the part of the config that describes the decoder of text."""
@@ -60,6 +63,8 @@ def describe(config: PreTrainedConfig, dtype: DType, page_tokens: int) -> KVGeom
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModel(name, (), "encoder-decoder models keep KV of another sequence too")
     decoder = text_config(config)
+    if not hasattr(decoder, "num_hidden_layers"):
+        raise UnsupportedModel(name, (), "its config describes no single stack of layers")
     layer_types = _layer_types(decoder)
     _refuse_foreign_state(name, config, layer_types)
     _refuse_foreign_attention(name, decoder)
@@ -182,6 +187,9 @@ def _refuse_foreign_attention(name: str, decoder: PreTrainedConfig) -> None:
     ]
     if uneven:
         raise UnsupportedModel(name, uneven, "keys and values have different sizes")
+    if not _is_causal(decoder):
+        fields = "use_bidirectional_attention, is_decoder, is_causal"
+        raise UnsupportedModel(name, (), f"attention is not causal ({fields})")
     problem = _foreign_score(decoder)
     if problem:
         raise UnsupportedModel(name, (), problem)
@@ -192,16 +200,23 @@ def _foreign_score(decoder: PreTrainedConfig) -> str | None:
         return f"attn_logit_softcapping={decoder.attn_logit_softcapping} is not supported"
     if decoder.model_type in _SINK_MODELS:
         return "attention sinks (sinks) are not supported"
+    if decoder.model_type == "doge":
+        return "a mask computed from the values (keep_window_size) is not supported"
     if getattr(decoder, "alibi", False):
         return "position bias (alibi) is not supported"
     kind = getattr(decoder, "position_embedding_type", None)
     if kind is not None and str(kind).startswith("relative"):
         return f"position bias (position_embedding_type={kind}) is not supported"
-    if getattr(decoder, "use_bidirectional_attention", None) in (True, "all"):
-        return f"use_bidirectional_attention={decoder.use_bidirectional_attention}: attention is not causal"
-    if getattr(decoder, "is_decoder", True) is False or getattr(decoder, "is_causal", True) is False:
-        return "attention is not causal (is_decoder or is_causal is false)"
     return None
+
+
+def _is_causal(decoder: PreTrainedConfig) -> bool:
+    """Tell whether a token sees only what lies before it; encoders say so by is_decoder=false."""
+    if getattr(decoder, "use_bidirectional_attention", None) in (True, "all"):
+        return False
+    if decoder.model_type in _CAUSAL_ANYWAY:
+        return True
+    return bool(getattr(decoder, "is_decoder", True) and getattr(decoder, "is_causal", True))
 
 
 def _refuse_quantized_cache(name: str, config: PreTrainedConfig) -> None:
