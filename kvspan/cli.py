@@ -14,16 +14,19 @@ import sys
 from collections.abc import Sequence
 
 from common.errors import ConfigError, KVSpanError
-from kvspan.commands.command import EXIT_FAILED, EXIT_USAGE, Command
+from kvspan.commands.check import CHECK
+from kvspan.commands.command import EXIT_FAILED, EXIT_USAGE, Command, CommandFailed
 from kvspan.commands.flags import shown_error
+from kvspan.commands.generate import GENERATE
 from kvspan.commands.health import HEALTH
 from kvspan.commands.services import DECODE, PREFILL
+from kvspan.commands.status import STATUS
 from kvspan.commands.up import UP
 
 EXIT_INTERRUPTED = 130
 """What shells give a program that Ctrl-C ended."""
 
-COMMANDS: tuple[Command, ...] = (UP, PREFILL, DECODE, HEALTH)
+COMMANDS: tuple[Command, ...] = (UP, PREFILL, DECODE, GENERATE, STATUS, CHECK, HEALTH)
 """Every command, in the order of the help."""
 
 
@@ -31,7 +34,7 @@ def make_parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     parser = argparse.ArgumentParser(
         prog="kvspan",
-        description="Moves the KV cache of a prompt from a prefill to a decode service while the prefill runs.",
+        description="Moves the KV cache of a prompt from a prefill to a decode service while prefill runs.",
         allow_abbrev=False,
     )
     choices = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -53,6 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         _complain(shown_error(error))
         return EXIT_USAGE
+    except CommandFailed as error:
+        _complain(str(error))
+        return EXIT_FAILED
     except KVSpanError as error:
         _complain(f"{error.code}: {error}")
         return EXIT_FAILED

@@ -25,3 +25,7 @@ class Command:
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     """Does the work and returns the exit code; raises ConfigError for a bad value."""
+
+
+class CommandFailed(Exception):
+    """The work could not be done; the message is all that the operator is told, the exit code is 1."""

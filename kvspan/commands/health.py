@@ -6,6 +6,7 @@ import argparse
 
 from kvspan.commands.command import EXIT_FAILED, EXIT_OK, Command
 from kvspan.commands.flags import parse_flag
+from kvspan.commands.remote import told_failures
 from kvspan.commands.values import positive, target_address
 
 DECODE_SERVICE = "kvspan.v1.DecodeService"
@@ -65,7 +66,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     target = parse_flag("TARGET", target_address, arguments.target)
     timeout_s = parse_flag("--timeout-s", positive, arguments.timeout_s)
-    status = check_health(target, arguments.service, timeout_s)
+    with told_failures():
+        status = check_health(target, arguments.service, timeout_s)
     print(status)
     return EXIT_OK if status == "SERVING" else EXIT_FAILED
 

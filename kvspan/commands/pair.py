@@ -28,6 +28,9 @@ KILL_AFTER_S = 5.0
 
 READY = "ready "
 
+CLEAN_CODES = frozenset({0, -signal.SIGTERM})
+"""Exit codes of a child that was told to end: drained, or told before it took work."""
+
 
 class ChildEnded(Exception):
     """A child ended although nobody asked it to."""
@@ -149,7 +152,7 @@ class Pair:
         finally:
             await _cancel(tasks)
         codes = await self.stop()
-        return EXIT_FAILED if any(codes) else EXIT_OK
+        return EXIT_OK if CLEAN_CODES.issuperset(codes) else EXIT_FAILED
 
     async def stop(self) -> tuple[int, ...]:
         """Drain both in order, kill what outlasts its grace, and return the exit codes."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import tempfile
 
 from common.runtime import Lifecycle
 from decode_service.config import DecodeConfig
-from kvspan.commands.command import EXIT_FAILED, Command
+from kvspan.commands.command import Command, CommandFailed
 from kvspan.commands.flags import add_flags, arguments_of, build_config, given_texts, parse_flag
 from kvspan.commands.health import DECODE_SERVICE, wait_serving
 from kvspan.commands.pair import ChildEnded, Pair, PairPlan
+from kvspan.commands.remote import told_failures
 from kvspan.commands.services import add_log_flags, log_arguments
 from kvspan.commands.values import positive
 from prefill_service.config import PrefillConfig
@@ -66,16 +66,16 @@ async def _run_pair(plan: PairPlan, ready_timeout_s: float) -> int:
             try:
                 return await pair.run(lifecycle.drain, lambda: _announce(pair, ready_timeout_s))
             except ChildEnded as ended:
-                print(f"kvspan: {ended}; the pair ends with it", file=sys.stderr)
+                raise CommandFailed(f"{ended}; the pair ends with it") from ended
             except TimeoutError:
-                print(f"kvspan: no session within {ready_timeout_s:g} s; the pair ends", file=sys.stderr)
-            return EXIT_FAILED
+                raise CommandFailed(f"no session within {ready_timeout_s:g} s; the pair ends") from None
 
 
 async def _announce(pair: Pair, ready_timeout_s: float) -> None:
-    async with asyncio.timeout(ready_timeout_s):
-        decode, prefill = await pair.read_addresses()
-        await wait_serving(decode, DECODE_SERVICE)
+    with told_failures():
+        async with asyncio.timeout(ready_timeout_s):
+            decode, prefill = await pair.read_addresses()
+            await wait_serving(decode, DECODE_SERVICE)
     print(f"ready decode={decode} prefill={prefill}", flush=True)
 
 

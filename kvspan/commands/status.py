@@ -1,0 +1,78 @@
+"""The command `status`: what a decode service is doing now."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kvspan.commands.command import EXIT_OK, Command
+from kvspan.commands.flags import parse_flag
+from kvspan.commands.generate import DEFAULT_TARGET
+from kvspan.commands.remote import told_failures
+from kvspan.commands.values import size_text, target_address
+
+if TYPE_CHECKING:
+    from kvspan.v1.decode_pb2 import GetStatusResponse
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--target", default=DEFAULT_TARGET, metavar="ADDR", help="decode service (%(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON, zeros included")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    target = parse_flag("--target", target_address, arguments.target)
+    from google.protobuf.json_format import MessageToJson
+
+    from kvspan.client import Client
+
+    with told_failures(), Client(target) as client:
+        status = client.status()
+    if arguments.json:
+        print(
+            MessageToJson(
+                status,
+                preserving_proto_field_name=True,
+                always_print_fields_with_no_presence=True,
+                indent=None,
+            )
+        )
+    else:
+        print("\n".join(status_lines(status)))
+    return EXIT_OK
+
+
+def status_lines(status: GetStatusResponse) -> Iterator[str]:
+    """Yield the status for people: service, requests, then one line per group and peer."""
+    held, requests = status.reservations, status.requests
+    lanes = f"{status.lanes_used} of {status.lanes_total} lanes"
+    yield f"boot {status.boot_id}: {lanes} used, {status.num_steps} steps"
+    yield (
+        f"now: {held.queued} queued (limit {status.queue_limit}), {held.transferring} transferring, "
+        f"{held.decoding} decoding, {held.draining} draining"
+    )
+    yield (
+        f"requests: {requests.submitted} submitted, {requests.finished} finished, {requests.failed} failed, "
+        f"{requests.cancelled} cancelled, {requests.refused} refused"
+    )
+    yield f"prompts: {status.prompts_remote} remote, {status.prompts_local} local"
+    for group in status.groups:
+        pages = f"{group.used_pages} of {group.total_pages} pages"
+        yield f"group {group.group_index}: {pages} of {size_text(group.page_bytes)} used"
+    yield from _peer_lines(status)
+
+
+def _peer_lines(status: GetStatusResponse) -> Iterator[str]:
+    from kvspan.v1.decode_pb2 import SessionState
+
+    for peer in status.peers:
+        state = SessionState.Name(peer.state).removeprefix("SESSION_STATE_").lower()
+        slab = f"{size_text(peer.slab_leased_bytes)} of {size_text(peer.slab_total_bytes)} leased"
+        line = f"peer {peer.target}: {state}, {peer.num_transfers} transfers, {peer.num_slots} slots, {slab}"
+        yield f"{line}: {peer.problem}" if peer.problem else line
+
+
+STATUS = Command("status", "tell what a decode service is doing now", _add_arguments, _run)
