@@ -1,0 +1,115 @@
+"""Messages of prefill cross the wire unchanged, and malformed ones are refused by field."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.errors import RemoteProtocolError
+from common.kv.ranges import Range
+from common.session.messages import (
+    PrefillAccepted,
+    PrefillCancelled,
+    PrefillFailed,
+    PrefillMessage,
+    SpanTold,
+)
+from common.wire.convert_prefill import prefill_message_from_proto, prefill_message_to_proto
+from kvspan.v1 import transfer_pb2 as pb
+from tests.support.factories import make_span
+from tests.support.wire import make_done_message, make_welcome_message
+
+
+def make_told() -> SpanTold:
+    """Return a told span whose ranges do not start at zero."""
+    return SpanTold(make_span(tokens=Range(3, 8), sequence=6, digest=b"12345678"))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        make_welcome_message(),
+        PrefillAccepted(21, 1, 4),
+        make_told(),
+        make_done_message(),
+        PrefillFailed(21, 1, "ENGINE_FAILED", "out of memory"),
+        PrefillCancelled(21, 1),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_message_comes_back_equal(message: PrefillMessage) -> None:
+    """Nothing of a message is lost between encoding and decoding."""
+    encoded = prefill_message_to_proto(message).SerializeToString()
+
+    assert prefill_message_from_proto(pb.TransferResponse.FromString(encoded)) == message
+
+
+def test_response_is_refused_when_it_holds_no_message() -> None:
+    """A newer message type arrives as an unset oneof and must not pass in silence."""
+    with pytest.raises(RemoteProtocolError, match=r"transfer_response\.message"):
+        prefill_message_from_proto(pb.TransferResponse())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("attempt", 0), ("offset", 2**63), ("length", 2**64 - 1), ("written_ns", -1), ("told_ns", -(2**63))],
+)
+def test_span_is_refused_when_a_number_makes_no_sense(field: str, value: int) -> None:
+    """A field outside what any correct prefill sends is named with its value."""
+    proto = prefill_message_to_proto(make_told())
+    setattr(proto.kv_span, field, value)
+
+    with pytest.raises(RemoteProtocolError, match=f"kv_span.{field} is {value}:"):
+        prefill_message_from_proto(proto)
+
+
+@pytest.mark.parametrize("field", ["layers", "tokens"])
+def test_span_is_refused_when_a_range_is_missing_or_reversed(field: str) -> None:
+    """Ranges are told, never inferred."""
+    proto = prefill_message_to_proto(make_told())
+    proto.kv_span.ClearField(field)
+    with pytest.raises(RemoteProtocolError, match=f"kv_span.{field} is None"):
+        prefill_message_from_proto(proto)
+
+    proto.kv_span.MergeFrom(pb.KVSpan(**{field: {"start": 9, "stop": 2}}))  # type: ignore[arg-type]
+
+    with pytest.raises(RemoteProtocolError, match=f"kv_span.{field} is '\\[9, 2\\)'"):
+        prefill_message_from_proto(proto)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("version", 0), ("digest", 0), ("max_prompt_tokens", 0), ("max_concurrency", 0)]
+)
+def test_welcome_is_refused_when_a_choice_was_not_made(field: str, value: int) -> None:
+    """Prefill has to choose; a zero means it did not."""
+    proto = prefill_message_to_proto(make_welcome_message())
+    setattr(proto.welcome, field, value)
+
+    with pytest.raises(RemoteProtocolError, match=f"welcome.{field} is {value}:"):
+        prefill_message_from_proto(proto)
+
+
+def test_welcome_is_refused_when_it_has_no_nonce() -> None:
+    """Without the nonce nothing proves that both sides see the same memory."""
+    proto = prefill_message_to_proto(make_welcome_message())
+    proto.welcome.nonce = b""
+
+    with pytest.raises(RemoteProtocolError, match=r"welcome\.nonce"):
+        prefill_message_from_proto(proto)
+
+
+def test_failure_is_refused_when_it_has_no_reason() -> None:
+    """A failed transfer is always told by a reason."""
+    proto = prefill_message_to_proto(PrefillFailed(21, 1, "X", "why"))
+    proto.prefill_failed.reason = ""
+
+    with pytest.raises(RemoteProtocolError, match=r"prefill_failed\.reason"):
+        prefill_message_from_proto(proto)
+
+
+def test_totals_are_refused_when_no_transfer_could_have_them() -> None:
+    """Totals are compared with sums, so they must be countable."""
+    proto = prefill_message_to_proto(make_done_message())
+    proto.prefill_done.totals[1].num_bytes = 2**63
+
+    with pytest.raises(RemoteProtocolError, match=r"totals\.num_bytes"):
+        prefill_message_from_proto(proto)
