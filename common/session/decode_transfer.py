@@ -236,7 +236,10 @@ class DecodeTransfer:
         """The producer queued the transfer."""
         if self._state in OVER:
             return self._count_late()
-        self._step_remote(TransferEvent.ACCEPTED)
+        try:
+            self._step_remote(TransferEvent.ACCEPTED)
+        except RemoteProtocolError as error:
+            return self.abort(error)
         return ()
 
     def span(self, span: Span) -> tuple[DecodeAction, ...]:
@@ -255,7 +258,14 @@ class DecodeTransfer:
         return (ImportSpan(span),)
 
     def done(self, message: PrefillDone) -> tuple[DecodeAction, ...]:
-        """The producer told everything; publication may follow once all copies ended."""
+        """The producer told everything; publication may follow once all copies ended.
+
+        A Done of another generation fails the transfer and is no proof that this one drained.
+        """
+        try:
+            self._check_generation(message.generation)
+        except StaleGeneration as error:
+            return self.abort(error)
         self._producer_ended = True
         if self._state in OVER:
             return (*self._count_late(), *self._drain())
@@ -269,15 +279,21 @@ class DecodeTransfer:
 
     def failed(self, reason: str, text: str) -> tuple[DecodeAction, ...]:
         """The producer failed and has drained."""
-        return self.producer_lost(PrefillFailed(reason, text))
+        return self._ended_badly(PrefillFailed(reason, text))
 
     def cancelled(self) -> tuple[DecodeAction, ...]:
         """The producer stopped and has drained; without our asking that is a failure."""
-        return self.producer_lost(
+        return self._ended_badly(
             PrefillFailed("PREFILL_CANCELLED", "the prefill service gave the transfer up")
         )
 
     # --------------------------------------------------------------------- private
+
+    def _ended_badly(self, error: KVSpanError) -> tuple[DecodeAction, ...]:
+        """Take a terminal message; a second one is late."""
+        if self._state in OVER and self._producer_ended:
+            return self._count_late()
+        return self.producer_lost(error)
 
     def _step(self, event: TransferEvent) -> None:
         following = TRANSITIONS.get((self._state, event))
@@ -301,7 +317,6 @@ class DecodeTransfer:
             raise StaleGeneration("generation", self._start.generation, generation)
 
     def _check_done(self, message: PrefillDone) -> None:
-        self._check_generation(message.generation)
         self._check_totals(message.totals)
         if not self._coverage.is_complete:
             raise CoverageIncomplete(self._coverage.missing())
