@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from common.errors import ConfigError, KVSpanError
 from kvspan.commands.check import CHECK
 from kvspan.commands.command import EXIT_FAILED, EXIT_USAGE, Command, CommandFailed
+from kvspan.commands.demo import DEMO
 from kvspan.commands.flags import shown_error
 from kvspan.commands.generate import GENERATE
 from kvspan.commands.health import HEALTH
@@ -26,7 +27,7 @@ from kvspan.commands.up import UP
 EXIT_INTERRUPTED = 130
 """What shells give a program that Ctrl-C ended."""
 
-COMMANDS: tuple[Command, ...] = (UP, PREFILL, DECODE, GENERATE, STATUS, CHECK, HEALTH)
+COMMANDS: tuple[Command, ...] = (UP, PREFILL, DECODE, GENERATE, STATUS, CHECK, HEALTH, DEMO)
 """Every command, in the order of the help."""
 
 

@@ -28,10 +28,13 @@ def announce(address: str) -> None:
     print(f"ready {address}", flush=True)
 
 
-def add_log_flags(parser: argparse.ArgumentParser) -> None:
+def add_log_flags(parser: argparse.ArgumentParser, default: str = "info") -> None:
     """Add the flags that say what is logged and how."""
     parser.add_argument(
-        "--log-level", choices=LOG_LEVELS, default="info", help="least level that is logged (default: info)"
+        "--log-level",
+        choices=LOG_LEVELS,
+        default=default,
+        help="least level that is logged (default: %(default)s)",
     )
     parser.add_argument("--log-json", action="store_true", help="log one JSON object a line")
 

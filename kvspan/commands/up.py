@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from common.runtime import Lifecycle
 from decode_service.config import DecodeConfig
@@ -24,6 +26,15 @@ from prefill_service.config import PrefillConfig
 
 DEFAULTS = {"model": "demo", "listen": "127.0.0.1:50051"}
 """What a pair takes that a single service must be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairReady:
+    """Where both services serve, and the event that ends them."""
+
+    decode: str
+    prefill: str
+    drain: asyncio.Event
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
     ready_timeout_s = parse_flag("--ready-timeout-s", positive, arguments.ready_timeout_s)
     with tempfile.TemporaryDirectory(prefix="kvspan-") as folder:
         plan = make_plan(arguments, f"unix:{folder}/prefill.sock")
-        return asyncio.run(_run_pair(plan, ready_timeout_s))
+        return asyncio.run(run_pair(plan, ready_timeout_s, _announce))
 
 
 def make_plan(arguments: argparse.Namespace, prefill_address: str) -> PairPlan:
@@ -59,24 +70,34 @@ def make_plan(arguments: argparse.Namespace, prefill_address: str) -> PairPlan:
     )
 
 
-async def _run_pair(plan: PairPlan, ready_timeout_s: float) -> int:
+async def run_pair(
+    plan: PairPlan, ready_timeout_s: float, use: Callable[[PairReady], Awaitable[None]]
+) -> int:
+    """Run the pair, call `use` once its session is open, and return the exit code when it was told to end.
+
+    Raises CommandFailed when a service ends by itself or the session does not open in time.
+    """
     pair = Pair(plan)
     with Lifecycle(exit_now=lambda _: pair.kill()) as lifecycle:
+
+        async def announce() -> None:
+            async with asyncio.timeout(ready_timeout_s):
+                decode, prefill = await pair.read_addresses()
+                await wait_serving(decode, DECODE_SERVICE)
+            await use(PairReady(decode, prefill, lifecycle.drain))
+
         async with pair:
             try:
-                return await pair.run(lifecycle.drain, lambda: _announce(pair, ready_timeout_s))
+                with told_failures():
+                    return await pair.run(lifecycle.drain, announce)
             except ChildEnded as ended:
                 raise CommandFailed(f"{ended}; the pair ends with it") from ended
             except TimeoutError:
                 raise CommandFailed(f"no session within {ready_timeout_s:g} s; the pair ends") from None
 
 
-async def _announce(pair: Pair, ready_timeout_s: float) -> None:
-    with told_failures():
-        async with asyncio.timeout(ready_timeout_s):
-            decode, prefill = await pair.read_addresses()
-            await wait_serving(decode, DECODE_SERVICE)
-    print(f"ready decode={decode} prefill={prefill}", flush=True)
+async def _announce(ready: PairReady) -> None:
+    print(f"ready decode={ready.decode} prefill={ready.prefill}", flush=True)
 
 
 UP = Command("up", "run a prefill and a decode service together on this host", _add_arguments, _run)

@@ -1,0 +1,42 @@
+"""What every test may rely on: reproducible properties, and a look for what a test left behind.
+
+`leak_check` is opted in with `@pytest.mark.usefixtures("leak_check")` or as a parameter: threads, file
+descriptors, child processes and slab files must be after the test what they were before. A test that makes
+slabs makes them in the directory of the fixture `slab_dir`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.support.leaks import assert_no_leak, take_census
+
+settings.register_profile(
+    "ci",
+    # The same examples in every run: a failure is found by the change that caused it.
+    derandomize=True,
+    # Two cores are shared with services; how long an example takes says nothing.
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("ci")
+
+
+@pytest.fixture
+def slab_dir(tmp_path: Path) -> Path:
+    """Return a fresh directory for the slabs of one test."""
+    folder = tmp_path / "slabs"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def leak_check(slab_dir: Path) -> Iterator[None]:
+    """Fail the test when a thread, file descriptor, child process or slab file outlives it."""
+    before = take_census(slab_dir)
+    yield
+    assert_no_leak(before, slab_dir)
