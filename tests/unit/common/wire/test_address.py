@@ -1,0 +1,100 @@
+"""Rules of addresses and of the paths of unix sockets."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError
+from common.wire.address import (
+    MAX_PATH_BYTES,
+    TCPAddress,
+    UnixAddress,
+    bind_problem,
+    claim_path,
+    parse_address,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:0", TCPAddress("127.0.0.1", 0)),
+        ("decode:50061", TCPAddress("decode", 50061)),
+        ("[::1]:65535", TCPAddress("[::1]", 65535)),
+        ("unix:/run/x.sock", UnixAddress(Path("/run/x.sock"))),
+        ("unix:///run/x.sock", UnixAddress(Path("/run/x.sock"))),
+        ("unix:x.sock", UnixAddress(Path("x.sock"))),
+    ],
+)
+def test_address_is_read_when_it_is_one(text: str, address: TCPAddress | UnixAddress) -> None:
+    """`host:port` and `unix:PATH` are the two forms."""
+    assert parse_address("listen", text) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", ":50061", "host:", "host:x", "host:-1", "host:65536", "::1:5", "http://h:5", "unix:"]
+)
+def test_address_is_refused_when_it_is_none(text: str) -> None:
+    """The error names the flag and its value."""
+    with pytest.raises(ConfigError, match=r"^prefill="):
+        parse_address("prefill", text)
+
+
+def test_path_is_refused_when_no_socket_can_have_it() -> None:
+    """The kernel takes 107 bytes, and grpc would say only that it failed to bind."""
+    longest = "/" + "x" * (MAX_PATH_BYTES - 1)
+    assert parse_address("listen", f"unix:{longest}") == UnixAddress(Path(longest))
+
+    with pytest.raises(ConfigError, match="the path has 108 bytes, the limit is 107"):
+        parse_address("listen", f"unix:{longest}y")
+
+
+def test_path_is_refused_when_its_directory_is_missing(tmp_path: Path) -> None:
+    """The error names the directory to make."""
+    with pytest.raises(ConfigError, match=f"directory {tmp_path}/missing does not exist"):
+        claim_path("listen", UnixAddress(tmp_path / "missing" / "x.sock"))
+
+
+def test_path_is_refused_when_it_is_a_file(tmp_path: Path) -> None:
+    """What is not a socket is never removed."""
+    path = tmp_path / "precious"
+    path.write_text("data")
+
+    with pytest.raises(ConfigError, match="is not a socket"):
+        claim_path("listen", UnixAddress(path))
+    assert path.read_text() == "data"
+
+
+def test_path_is_refused_when_a_process_listens_on_it(tmp_path: Path) -> None:
+    """A second service must not take the socket of a running one away."""
+    path = tmp_path / "x.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(1)
+
+        with pytest.raises(ConfigError, match="another process listens"):
+            claim_path("listen", UnixAddress(path))
+        assert path.exists()
+
+
+def test_path_is_freed_when_its_process_is_dead(tmp_path: Path) -> None:
+    """A socket file that nobody answers is a left-over and does not hinder the next start."""
+    path = tmp_path / "x.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+
+    claim_path("listen", UnixAddress(path))
+
+    assert not path.exists()
+
+
+def test_bind_problem_says_what_the_kernel_says() -> None:
+    """An operator learns why a port cannot be had, in the words of the system."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        assert bind_problem(TCPAddress("127.0.0.1", port)) == "cannot listen: Address already in use"
+    assert bind_problem(TCPAddress("203.0.113.7", 0)) == "cannot listen: Cannot assign requested address"

@@ -1,0 +1,173 @@
+"""However a handler ends, its client gets a status."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from common import errors
+from common.wire.channel import make_channel
+from common.wire.failure import RemoteFailure, from_rpc_error
+from common.wire.server import make_server
+from kvspan.v1 import decode_pb2 as pb
+from kvspan.v1 import decode_pb2_grpc
+from tests.support.wire import DECODE_SERVICE, Context, ScriptedDecode, serving
+
+
+class RaisingDecode(decode_pb2_grpc.DecodeServiceServicer):
+    """A decode service whose unary call and whose writing stream raise."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # noqa: N802
+        """Write one message and raise."""
+        await context.write(pb.GenerateResponse(text="first"))
+        raise self._error
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:  # noqa: N802
+        """Raise."""
+        raise self._error
+
+
+def raising(error: BaseException) -> ScriptedDecode:
+    """Return a service whose generator yields one message and raises."""
+
+    async def generate(request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+        yield pb.GenerateResponse(text="first")
+        raise error
+
+    return ScriptedDecode(generate)
+
+
+async def end_of_stream(servicer: decode_pb2_grpc.DecodeServiceServicer) -> tuple[list[str], Exception]:
+    """Generate; returns the texts that arrived and how the call ended."""
+    async with make_server([DECODE_SERVICE]) as server:
+        decode_pb2_grpc.add_DecodeServiceServicer_to_server(servicer, server.grpc)
+        address = server.listen("127.0.0.1:0")
+        await server.start()
+        texts = []
+        async with make_channel(address) as channel:
+            with pytest.raises(grpc.RpcError) as caught:
+                async for response in decode_pb2_grpc.DecodeServiceStub(channel).Generate(
+                    pb.GenerateRequest()
+                ):
+                    texts.append(response.text)
+    return texts, from_rpc_error(caught.value)
+
+
+@pytest.mark.parametrize("make", [raising, RaisingDecode], ids=["generator", "writer"])
+async def test_error_becomes_its_status_when_a_stream_has_begun(
+    make: type[decode_pb2_grpc.DecodeServiceServicer],
+) -> None:
+    """What was sent arrives, then the status with its details; never OK."""
+    texts, error = await end_of_stream(make(errors.ChecksumMismatch(4, "aa", "bb")))  # type: ignore[call-arg]
+
+    assert texts == ["first"]
+    assert isinstance(error, RemoteFailure)
+    assert (error.code, error.reason) == (grpc.StatusCode.DATA_LOSS, "KV_CHECKSUM")
+
+
+async def test_error_becomes_its_status_when_a_call_is_unary() -> None:
+    """A refusal keeps every difference on its way to the client."""
+    refusal = errors.SlabNotShared([errors.Difference("slab nonce", "a1", "b2")])
+    async with make_server([DECODE_SERVICE]) as server:
+        decode_pb2_grpc.add_DecodeServiceServicer_to_server(RaisingDecode(refusal), server.grpc)
+        address = server.listen("127.0.0.1:0")
+        await server.start()
+        async with make_channel(address) as channel:
+            with pytest.raises(grpc.RpcError) as caught:
+                await decode_pb2_grpc.DecodeServiceStub(channel).GetStatus(pb.GetStatusRequest())
+
+    error = from_rpc_error(caught.value)
+    assert isinstance(error, errors.SlabNotShared)
+    assert error.differences == refusal.differences
+
+
+@pytest.mark.parametrize("make", [raising, RaisingDecode], ids=["generator", "writer"])
+async def test_unexpected_error_is_internal_and_logged_with_its_traceback(
+    make: type[decode_pb2_grpc.DecodeServiceServicer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client learns nothing of an unknown error but that it happened; the log has the rest."""
+    with caplog.at_level(logging.ERROR, "common.wire.interceptor"):
+        _, error = await end_of_stream(make(ValueError("secret")))  # type: ignore[call-arg]
+
+    assert isinstance(error, RemoteFailure)
+    assert (error.code, error.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL_ERROR")
+    assert "secret" not in error.message
+    assert [record.exc_info is not None for record in caplog.records if record.message == "call.broken"] == [
+        True
+    ]
+
+
+async def test_client_gets_a_status_when_something_inside_the_handler_was_cancelled() -> None:
+    """A CancelledError of an inner task would leave the client waiting for ever."""
+    _, error = await end_of_stream(raising(asyncio.CancelledError()))
+
+    assert isinstance(error, RemoteFailure)
+    assert error.code is grpc.StatusCode.INTERNAL
+
+
+async def test_service_is_told_of_a_broken_invariant() -> None:
+    """An invariant that does not hold is our own bug: the call fails and the service has to stop."""
+    told: list[errors.InvariantViolation] = []
+    broken = errors.InvariantViolation("page 3 has two owners")
+    async with make_server([DECODE_SERVICE], on_invariant=told.append) as server:
+        decode_pb2_grpc.add_DecodeServiceServicer_to_server(raising(broken), server.grpc)
+        address = server.listen("127.0.0.1:0")
+        await server.start()
+        async with make_channel(address) as channel:
+            stub = decode_pb2_grpc.DecodeServiceStub(channel)
+            with pytest.raises(grpc.RpcError) as caught:
+                [response async for response in stub.Generate(pb.GenerateRequest())]
+
+    assert told == [broken]
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+
+
+@pytest.mark.parametrize("text", ["x", "x" * 100_000], ids=["waiting", "writing"])
+async def test_handler_ends_when_the_client_cancels(text: str) -> None:
+    """A cancelled request frees what it holds at once, also when a message is stuck on its way."""
+    ended = asyncio.Event()
+
+    async def generate(request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+        try:
+            yield pb.GenerateResponse(text=text)
+            while len(text) > 1:
+                yield pb.GenerateResponse(text=text)
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with serving(ScriptedDecode(generate)) as (_, address), make_channel(address) as channel:
+        call = decode_pb2_grpc.DecodeServiceStub(channel).Generate(pb.GenerateRequest())
+        await call.read()
+        call.cancel()
+
+        async with asyncio.timeout(5):
+            await ended.wait()
+
+
+async def test_handler_ends_when_the_deadline_of_the_client_passes() -> None:
+    """A deadline is a cancel that the client need not send."""
+    ended = asyncio.Event()
+
+    async def generate(request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+        try:
+            yield pb.GenerateResponse(text="x")
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with serving(ScriptedDecode(generate)) as (_, address), make_channel(address) as channel:
+        call = decode_pb2_grpc.DecodeServiceStub(channel).Generate(pb.GenerateRequest(), timeout=0.2)
+        with pytest.raises(grpc.RpcError) as caught:
+            [response async for response in call]
+        async with asyncio.timeout(5):
+            await ended.wait()
+
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

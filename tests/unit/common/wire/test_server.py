@@ -1,0 +1,163 @@
+"""A server binds what it says, tells its health and answers clients that nobody here wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+
+from common.errors import ConfigError
+from common.wire.channel import make_channel
+from common.wire.health import is_serving
+from common.wire.server import make_server
+from tests.support.wire import DECODE_SERVICE, ScriptedDecode, answer_hello, serving
+
+TOOLS = Path(sys.executable).parent
+
+
+async def run_tool(name: str, *arguments: str) -> tuple[int | None, str]:
+    """Run a command line client; returns its status and what it printed."""
+    process = await asyncio.create_subprocess_exec(
+        TOOLS / name, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    output, _ = await process.communicate()
+    return process.returncode, output.decode()
+
+
+@pytest.mark.multiprocess
+async def test_grpcurl_lists_and_describes_over_tcp() -> None:
+    """Reflection answers an old client under the name v1alpha."""
+    async with serving(ScriptedDecode(answer_hello)) as (_, address):
+        listed = await run_tool("grpcurl", "-plaintext", address, "list")
+        described = await run_tool("grpcurl", "-plaintext", address, "describe", DECODE_SERVICE)
+
+    assert listed[0] == 0
+    assert {DECODE_SERVICE, "grpc.health.v1.Health"} <= set(listed[1].split())
+    assert "rpc Generate ( .kvspan.v1.GenerateRequest )" in described[1]
+
+
+@pytest.mark.multiprocess
+async def test_grpcurl_calls_over_a_unix_socket(tmp_path: Path) -> None:
+    """The same server is reached by path, and answers with what the service yields."""
+    address = f"unix:{tmp_path}/decode.sock"
+    async with serving(ScriptedDecode(answer_hello), address):
+        target = ["-plaintext", "-unix", f"{tmp_path}/decode.sock"]
+        listed = await run_tool("grpcurl", *target, "list")
+        called = await run_tool("grpcurl", "-d", '{"text": "x"}', *target, f"{DECODE_SERVICE}/Generate")
+
+    assert DECODE_SERVICE in listed[1].split()
+    assert called[0] == 0
+    assert '"text": "Hel"' in called[1]
+
+
+@pytest.mark.multiprocess
+async def test_reflection_answers_under_its_new_name() -> None:
+    """Clients that know only v1 of reflection work as well."""
+    async with serving(ScriptedDecode(answer_hello)) as (_, address):
+        options = ["curl", "--protocol", "grpc", "--http2-prior-knowledge", "--reflect-protocol", "grpc-v1"]
+        status, output = await run_tool("buf", *options, "--list-services", f"http://{address}")
+
+    assert status == 0
+    assert DECODE_SERVICE in output.split()
+
+
+async def test_address_names_the_port_when_the_kernel_chose_it() -> None:
+    """Port 0 is for tests and for two pairs on one host: the real one is told."""
+    async with make_server([]) as server:
+        host, _, port = server.listen("127.0.0.1:0").rpartition(":")
+
+    assert host == "127.0.0.1"
+    assert int(port) > 0
+
+
+async def test_port_is_refused_when_another_server_has_it() -> None:
+    """Two servers never share a port in silence."""
+    async with make_server([]) as first, make_server([]) as second:
+        address = first.listen("127.0.0.1:0")
+
+        with pytest.raises(ConfigError, match=f"listen={address}: cannot listen: Address already in use"):
+            second.listen(address)
+
+
+async def test_socket_is_refused_when_another_server_has_it(tmp_path: Path) -> None:
+    """The socket of a running server is not taken away from it."""
+    address = f"unix:{tmp_path}/x.sock"
+    async with serving(ScriptedDecode(answer_hello), address), make_server([]) as second:
+        with pytest.raises(ConfigError, match="another process listens"):
+            second.listen(address)
+
+        async with make_channel(address) as channel:
+            assert await is_serving(channel)
+
+
+async def test_socket_is_for_its_owner_alone(tmp_path: Path) -> None:
+    """Whoever may connect may use the service, so the file is 0600 whatever the umask."""
+    path = tmp_path / "x.sock"
+    async with make_server([]) as server:
+        server.listen(f"unix:{path}")
+
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+async def test_socket_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
+    """A service that was killed can be started again on the same path."""
+    path = tmp_path / "x.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+
+    async with serving(ScriptedDecode(answer_hello), f"unix:{path}") as (_, address):
+        async with make_channel(address) as channel:
+            assert await is_serving(channel)
+
+
+async def test_socket_file_is_gone_when_the_server_has_stopped(tmp_path: Path) -> None:
+    """A clean stop leaves no file."""
+    async with serving(ScriptedDecode(answer_hello), f"unix:{tmp_path}/x.sock"):
+        assert (tmp_path / "x.sock").exists()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_health_is_not_serving_until_it_is_said() -> None:
+    """A service that loads its model answers, and says that it does not work yet."""
+    async with make_server([DECODE_SERVICE]) as server:
+        address = server.listen("127.0.0.1:0")
+        await server.start()
+        async with make_channel(address) as channel:
+            before = await is_serving(channel, DECODE_SERVICE)
+            await server.mark_serving()
+            after = await is_serving(channel, DECODE_SERVICE)
+
+    assert (before, after) == (False, True)
+
+
+async def test_watchers_learn_at_once_that_a_server_drains() -> None:
+    """Supervisors stop sending work while calls are still taken."""
+    async with serving(ScriptedDecode(answer_hello)) as (server, address), make_channel(address) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service=DECODE_SERVICE)
+        )
+        first = await watch.read()
+        await server.drain()
+        second = await watch.read()
+        watch.cancel()
+
+    assert (first.status, second.status) == (
+        health_pb2.HealthCheckResponse.SERVING,
+        health_pb2.HealthCheckResponse.NOT_SERVING,
+    )
+
+
+async def test_server_stops_twice_without_harm() -> None:
+    """Stopping is idempotent, so that a signal and an error may both do it."""
+    async with make_server([]) as server:
+        server.listen("127.0.0.1:0")
+        await server.start()
+        await server.stop(0.0)
+
+        await server.wait_for_termination()
