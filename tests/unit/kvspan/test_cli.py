@@ -28,15 +28,15 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_command_line_loads_nothing_heavy_before_it_runs() -> None:
-    """Help and a bad flag answer at once: no compute or network library is loaded for them."""
+    """Help and a bad value answer at once: no compute or network library is loaded for them."""
     code = (
-        "import sys; from kvspan import cli; cli.make_parser(cli.COMMANDS);"
-        f"print([name for name in {HEAVY} if name in sys.modules])"
+        "import sys; from kvspan import cli; code = cli.main(['up', '--model=tiny:none']);"
+        f"print(code, [name for name in {HEAVY} if name in sys.modules])"
     )
 
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
 
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.strip() == f"{EXIT_USAGE} []"
 
 
 @pytest.mark.parametrize(
