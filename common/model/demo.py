@@ -45,7 +45,7 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 def demo_checkpoint(cache: Path) -> Path | None:
     """Return the converted demo model if it is in the cache."""
     folder = cache / _FOLDER_NAME
-    return folder if all((folder / name).is_file() for name in _COMPLETE_FILES) else None
+    return folder if _is_complete(folder) else None
 
 
 def ensure_demo_checkpoint(cache: Path, progress: bool) -> Path:
@@ -58,26 +58,35 @@ def ensure_demo_checkpoint(cache: Path, progress: bool) -> Path:
     gguf = _find_gguf()
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{_FOLDER_NAME}-", dir=cache))
-    except OSError as error:
-        raise ConfigError("KVSPAN_CACHE", cache, f"cannot write the demo model there: {error}") from error
-    try:
-        _convert(gguf, scratch, progress)
-        return publish_folder(scratch, cache / _FOLDER_NAME)
+        with tempfile.TemporaryDirectory(prefix=f".{_FOLDER_NAME}-", dir=cache) as place:
+            scratch = Path(place) / _FOLDER_NAME
+            _convert(gguf, scratch, progress)
+            return publish_folder(scratch, cache / _FOLDER_NAME)
     except ImportError as error:
         raise ConfigError("model", "demo", f"needs a GGUF reader: pip install gguf ({error})") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        raise ConfigError("KVSPAN_CACHE", cache, f"cannot keep the demo model there: {error}") from error
 
 
 def publish_folder(scratch: Path, folder: Path) -> Path:
-    """Give a finished scratch folder its final name; keep what another process put there meanwhile."""
+    """Give a finished scratch folder its final name.
+
+    What another process finished meanwhile is kept; what lacks a file is replaced, since only whole folders
+    are ever renamed and so it was damaged later.
+    """
     try:
         scratch.rename(folder)
     except OSError:
         if not folder.is_dir():
             raise
+        if not _is_complete(folder):
+            shutil.rmtree(folder)
+            scratch.rename(folder)
     return folder
+
+
+def _is_complete(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in _COMPLETE_FILES)
 
 
 def _find_gguf() -> Path:

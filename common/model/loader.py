@@ -117,7 +117,8 @@ def resolve_dtype(dtype: str) -> DType:
     Raises ConfigError when there is no such dtype.
     """
     if dtype == "auto":
-        return DType.BFLOAT16 if _has_bf16(Path("/proc/cpuinfo")) else DType.FLOAT32
+        has_bf16 = _cuda_has_bf16() or _cpu_has_bf16(Path("/proc/cpuinfo"))
+        return DType.BFLOAT16 if has_bf16 else DType.FLOAT32
     try:
         return DType(dtype)
     except ValueError:
@@ -125,9 +126,11 @@ def resolve_dtype(dtype: str) -> DType:
         raise ConfigError("dtype", dtype, f"must be one of {known}") from None
 
 
-def _has_bf16(cpuinfo: Path) -> bool:
-    if torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False):
-        return True
+def _cuda_has_bf16() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def _cpu_has_bf16(cpuinfo: Path) -> bool:
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

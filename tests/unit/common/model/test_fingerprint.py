@@ -95,7 +95,9 @@ def test_changed_config_is_named_by_its_key() -> None:
     before, after = tiny_config(TinyFamily.LLAMA), tiny_config(TinyFamily.LLAMA)
     after.rope_parameters["rope_theta"] = 5.0
 
-    assert [key for key, _ in set(config_fields(before)) ^ set(config_fields(after))] == ["rope_parameters"] * 2
+    assert [key for key, _ in set(config_fields(before)) ^ set(config_fields(after))] == [
+        "rope_parameters"
+    ] * 2
 
 
 @pytest.mark.parametrize(

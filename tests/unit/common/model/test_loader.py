@@ -1,0 +1,145 @@
+"""Tests of common/model/loader.py."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3NextConfig
+
+from common.errors import ConfigError, UnsupportedModel
+from common.kv.geometry import DType
+from common.model import loader
+from common.model.loader import load_model, resolve_dtype
+from common.model.progress import shown_progress
+from common.model.source import TinyFamily
+from common.model.tiny import EOS_ID, make_byte_tokenizer, make_tiny, tiny_config
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint of the tiny Llama with another seed than the built-in one."""
+    with shown_progress(False):
+        make_tiny(tiny_config(TinyFamily.LLAMA), 5, torch.float32).save_pretrained(tmp_path)
+    make_byte_tokenizer().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_folder_is_loaded_with_all_that_is_known_about_it(folder: Path) -> None:
+    """One call gives weights, tokenizer, geometry, fingerprint and limits of a checkpoint."""
+    loaded = load_model(str(folder), "bfloat16", page_tokens=16, progress=False)
+
+    assert (loaded.name, loaded.dtype, loaded.max_context) == (folder.name, DType.BFLOAT16, 8192)
+    assert loaded.eos_ids == (EOS_ID,)
+    assert loaded.geometry.groups[0].layer_indices == (0, 1, 2, 3, 4)
+    assert not loaded.model.training
+    assert {(p.dtype, p.requires_grad) for p in loaded.model.parameters()} == {(torch.bfloat16, False)}
+
+
+def test_same_content_has_the_same_fingerprint_from_memory_and_folder(tmp_path: Path) -> None:
+    """A tiny model and a checkpoint saved from it are one model."""
+    tiny = load_model("tiny:gemma3", "float32", page_tokens=16, progress=False)
+    with shown_progress(False):
+        tiny.model.save_pretrained(tmp_path)
+    make_byte_tokenizer().save_pretrained(tmp_path)
+
+    saved = load_model(str(tmp_path), "float32", page_tokens=16, progress=False)
+
+    assert saved.fingerprint == tiny.fingerprint
+    assert saved.config_fields == tiny.config_fields
+    assert saved.geometry == tiny.geometry
+
+
+def test_several_end_tokens_are_all_known(folder: Path) -> None:
+    """The end tokens of the generation config and of the tokenizer both end a sequence."""
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 4]}))
+
+    loaded = load_model(str(folder), "float32", page_tokens=16, progress=False)
+
+    assert loaded.eos_ids == (4, 9, EOS_ID)
+
+
+def test_recurrent_model_is_refused_before_its_weights_are_looked_for(tmp_path: Path) -> None:
+    """The config alone is enough to refuse: the folder holds no weights and no tokenizer."""
+    Qwen3NextConfig(num_hidden_layers=4).save_pretrained(tmp_path)
+
+    with pytest.raises(UnsupportedModel, match="0:linear_attention"):
+        load_model(str(tmp_path), "float32", page_tokens=16, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("config.json", b"{", "config"),
+        ("config.json", b'{"model_type": "no-such-type"}', "config"),
+        ("tokenizer.json", b"{", "tokenizer"),
+        ("model.safetensors", b"no tensors", "weights"),
+        ("model.safetensors", None, "weights"),
+    ],
+)
+def test_unreadable_file_is_a_config_error(
+    folder: Path, name: str, content: bytes | None, problem: str
+) -> None:
+    """A broken or missing file names the model and what could not be read."""
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+
+    with pytest.raises(ConfigError, match=f"its {problem}"):
+        load_model(str(folder), "float32", page_tokens=16, progress=False)
+
+
+def test_missing_tensor_is_refused_and_not_drawn_at_random(folder: Path) -> None:
+    """A checkpoint without one of the model's tensors is not served with random numbers in its place."""
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.3.self_attn.k_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+    with pytest.raises(
+        ConfigError, match=r"lacks 1 tensors, first model\.layers\.3\.self_attn\.k_proj\.weight"
+    ):
+        load_model(str(folder), "float32", page_tokens=16, progress=False)
+
+
+def test_nothing_is_asked_from_the_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading a folder opens no connection."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+    assert load_model(str(folder), "float32", page_tokens=16, progress=False).name == folder.name
+
+
+def test_progress_setting_of_the_library_is_put_back(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The bar is shown on stderr only when asked for."""
+    load_model(str(folder), "float32", page_tokens=16, progress=False)
+    quiet = capfd.readouterr().err
+    load_model(str(folder), "float32", page_tokens=16, progress=True)
+
+    assert "Loading weights" not in quiet
+    assert "Loading weights" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [("fpu avx512_bf16 sse", True), ("fpu amx_bf16", True), ("fpu avx512f avx2", False)],
+)
+def test_auto_needs_an_instruction_for_bfloat16(tmp_path: Path, flags: str, expected: bool) -> None:
+    """A processor computes in bfloat16 when one of its flags says so."""
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"model name\t: avx512_bf16 lookalike\nflags\t\t: {flags}\n")
+
+    assert loader._cpu_has_bf16(cpuinfo) is expected
+
+
+def test_dtype_is_the_one_named_or_the_processor_s() -> None:
+    """A named dtype is taken as it is, `auto` is one of two, and anything else is refused with the list."""
+    assert resolve_dtype("float16") is DType.FLOAT16
+    assert resolve_dtype("auto") in (DType.BFLOAT16, DType.FLOAT32)
+    with pytest.raises(ConfigError, match="auto, bfloat16, float16, float32"):
+        resolve_dtype("int8")
