@@ -92,8 +92,9 @@ class Coverage:
         # Invariant: len(_placed) = num_spans; each value is the span that was placed first.
         self._placed: dict[_Descriptor, Span] = {}
         self._by_sequence: dict[int, _Descriptor] = {}
-        # Invariant: sorted, disjoint, inside _slot_bytes; the placed and not released spans.
-        self._occupied: list[tuple[Range, int]] = []
+        # Invariant: sorted, disjoint, inside _slot_bytes; first byte, stop and sequence of each span that
+        # is placed and not released.
+        self._occupied: list[tuple[int, int, int]] = []
         # Invariant: 0 <= _missing_cells = required cells - placed cells.
         self._missing_cells = sum(
             len(tokens) * group.num_layers for group, tokens in zip(groups, required, strict=True)
@@ -133,11 +134,11 @@ class Coverage:
         Raises: `InvariantViolation` when no span with this sequence number occupies bytes.
         """
         descriptor = self._by_sequence.get(sequence)
-        span = self._placed[descriptor] if descriptor is not None else None
-        entry = (span.extent, span.sequence) if span is not None else None
-        if entry is None or entry not in self._occupied:
+        entry = _entry(self._placed[descriptor]) if descriptor is not None else None
+        index = bisect_left(self._occupied, entry) if entry is not None else 0
+        if entry is None or self._occupied[index : index + 1] != [entry]:
             raise InvariantViolation(f"span {sequence} is not placed or is released already")
-        self._occupied.remove(entry)
+        del self._occupied[index]
 
     def missing(self) -> tuple[str, ...]:
         """Return what is not placed as text, one entry per group, layers with equal gaps, and gap."""
@@ -170,9 +171,9 @@ class Coverage:
         for required, layers in zip(self._required, self._layers, strict=True):
             if any(not required.contains(placed) for layer in layers for placed in layer.ranges):
                 raise InvariantViolation(f"a placed position is outside {required}")
-        for (before, _), (after, sequence) in pairwise(self._occupied):
-            if before.stop > after.start:
-                raise InvariantViolation(f"bytes {after} of span {sequence} overlap {before}")
+        for (_, stop, before), (start, _, after) in pairwise(self._occupied):
+            if stop > start:
+                raise InvariantViolation(f"bytes of spans {before} and {after} overlap")
 
     def _check_sequence(self, span: Span, descriptor: _Descriptor) -> None:
         if span.sequence < 0:
@@ -211,10 +212,10 @@ class Coverage:
                 raise self._overlap(span, layer, str(placed))
 
     def _check_occupied(self, span: Span) -> None:
-        index = bisect_left(self._occupied, (span.extent, -1))
-        for extent, sequence in self._occupied[max(0, index - 1) : index + 1]:
-            if extent.overlaps(span.extent):
-                raise self._overlap(span, span.layers.start, f"bytes {extent} of span {sequence}")
+        index = bisect_left(self._occupied, _entry(span))
+        for start, stop, sequence in self._occupied[max(0, index - 1) : index + 1]:
+            if start < span.offset + span.length and span.offset < stop:
+                raise self._overlap(span, span.layers.start, f"bytes [{start}, {stop}) of span {sequence}")
 
     def _overlap(self, span: Span, layer: int, placed: str) -> SpanOverlap:
         layer_index = self._groups[span.group_index].layer_indices[layer]
@@ -226,7 +227,7 @@ class Coverage:
             layers[layer] = layers[layer].with_range(span.tokens)
         self._placed[descriptor] = span
         self._by_sequence[span.sequence] = descriptor
-        insort(self._occupied, (span.extent, span.sequence))
+        insort(self._occupied, _entry(span))
         self._missing_cells -= len(span.layers) * len(span.tokens)
 
     def _group_coverage(self, group_index: int) -> GroupCoverage:
@@ -241,6 +242,10 @@ class Coverage:
 
 def _descriptor(span: Span) -> _Descriptor:
     return (span.group_index, span.layers, span.tokens, span.offset, span.length, span.digest)
+
+
+def _entry(span: Span) -> tuple[int, int, int]:
+    return (span.offset, span.offset + span.length, span.sequence)
 
 
 def _gaps(group: GroupGeometry, required: Range, placed: list[RangeSet]) -> dict[Range, list[int]]:

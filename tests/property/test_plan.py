@@ -110,12 +110,19 @@ def test_spans_of_a_plan_come_in_order_of_completion(
 def test_layers_are_merged_as_far_as_the_bounds_ask(
     geometry: KVGeometry, export: tuple[int, int], granularity: SpanGranularity
 ) -> None:
-    """A span below the minimum is the last of its group, or one more layer would exceed the maximum."""
-    plan = plan_spans(geometry, *export, granularity)
+    """A span below the minimum is its group's last, cannot take one more layer, or is of a split layer."""
+    required = geometry.required(*export)
 
-    for span in plan:
+    for span in plan_spans(geometry, *export, granularity):
         group = geometry.groups[span.group_index]
-        part = part_stride(group, len(span.tokens))
+        chunk_start = span.tokens.start // granularity.chunk_tokens * granularity.chunk_tokens
+        carried = required[span.group_index].intersection(
+            Range(chunk_start, chunk_start + granularity.chunk_tokens)
+        )
+        part = part_stride(group, len(carried))
+        if span.tokens != carried:
+            assert (len(span.layers), part > granularity.max_span_bytes) == (1, True)
+            continue
         is_last = span.layers.stop == group.num_layers
         is_full = span.length + part > granularity.max_span_bytes
         assert span.length >= granularity.min_span_bytes or is_last or is_full
