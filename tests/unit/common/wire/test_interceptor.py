@@ -44,20 +44,18 @@ def raising(error: BaseException) -> ScriptedDecode:
     return ScriptedDecode(generate)
 
 
-async def end_of_stream(servicer: decode_pb2_grpc.DecodeServiceServicer) -> tuple[list[str], Exception]:
-    """Generate; returns the texts that arrived and how the call ended."""
+async def end_of_stream(servicer: decode_pb2_grpc.DecodeServiceServicer) -> tuple[str, Exception]:
+    """Generate; returns the text that arrived and how the call ended."""
     async with make_server([DECODE_SERVICE]) as server:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(servicer, server.grpc)
         address = server.listen("127.0.0.1:0")
         await server.start()
-        texts = []
         async with make_channel(address) as channel:
+            call = decode_pb2_grpc.DecodeServiceStub(channel).Generate(pb.GenerateRequest())
+            first = await call.read()
             with pytest.raises(grpc.RpcError) as caught:
-                async for response in decode_pb2_grpc.DecodeServiceStub(channel).Generate(
-                    pb.GenerateRequest()
-                ):
-                    texts.append(response.text)
-    return texts, from_rpc_error(caught.value)
+                await call.read()
+    return first.text, from_rpc_error(caught.value)
 
 
 @pytest.mark.parametrize("make", [raising, RaisingDecode], ids=["generator", "writer"])
@@ -65,9 +63,9 @@ async def test_error_becomes_its_status_when_a_stream_has_begun(
     make: type[decode_pb2_grpc.DecodeServiceServicer],
 ) -> None:
     """What was sent arrives, then the status with its details; never OK."""
-    texts, error = await end_of_stream(make(errors.ChecksumMismatch(4, "aa", "bb")))  # type: ignore[call-arg]
+    text, error = await end_of_stream(make(errors.ChecksumMismatch(4, "aa", "bb")))  # type: ignore[call-arg]
 
-    assert texts == ["first"]
+    assert text == "first"
     assert isinstance(error, RemoteFailure)
     assert (error.code, error.reason) == (grpc.StatusCode.DATA_LOSS, "KV_CHECKSUM")
 
