@@ -39,6 +39,8 @@ class Tokenizer:
         names = (f"<0x{byte:02X}>" for byte in range(256))
         ids = (self._backend.token_to_id(name) for name in names)
         self._byte_ids = frozenset(token_id for token_id in ids if token_id is not None)
+        added = self._backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
 
     @property
     def vocab_size(self) -> int:
@@ -81,9 +83,17 @@ class Tokenizer:
         """Return the text of some ids without special tokens; ids without a token count for nothing."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
 
-    def is_byte_fallback(self, token_id: int) -> bool:
-        """Tell whether this token is a single byte that is only decoded together with its neighbours."""
-        return token_id in self._byte_ids
+    def ends_in_byte_run(self, token_ids: Sequence[int]) -> bool:
+        """Tell whether the last token that is text is a single byte, decoded only with its neighbours.
+
+        Tokens that are no text do not end a run: decoding drops them first.
+        """
+        if not self._byte_ids:
+            return False
+        return next((i in self._byte_ids for i in reversed(token_ids) if self._is_text(i)), False)
+
+    def _is_text(self, token_id: int) -> bool:
+        return token_id not in self._special_ids and self._backend.id_to_token(token_id) is not None
 
 
 class TextStream:
@@ -99,7 +109,7 @@ class TextStream:
     def push(self, token_ids: Sequence[int]) -> str:
         """Take the next tokens and return the text that became final, possibly none."""
         self._pending += token_ids
-        if not self._pending or self._tokenizer.is_byte_fallback(self._pending[-1]):
+        if self._tokenizer.ends_in_byte_run(self._pending):
             return ""
         text = self._window_text()
         final = text.removesuffix(_INCOMPLETE)

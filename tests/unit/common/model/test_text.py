@@ -104,6 +104,14 @@ def test_run_of_byte_tokens_comes_when_it_ends() -> None:
     assert stream(FALLBACK, [[3], [run[0]], [run[1]], [run[2]], [4]]) == ["cat", "", "", "", "漢s", ""]
 
 
+@pytest.mark.parametrize("silent", [0, 9999], ids=["special token", "id without a token"])
+def test_token_that_is_no_text_does_not_end_a_run(silent: int) -> None:
+    """A run of bytes goes on behind a token that decoding drops."""
+    run = [6 + byte for byte in "é".encode()]
+
+    assert stream(FALLBACK, [[run[0], silent], [run[1]], [silent], [4]]) == ["", "", "", "és", ""]
+
+
 @given(st.lists(st.lists(st.integers(0, 258), max_size=5), max_size=40))
 def test_deltas_add_up_to_the_decoded_bytes(pieces: list[list[int]]) -> None:
     """However the tokens come and whatever the bytes, the deltas are the decoded text."""
