@@ -73,7 +73,8 @@ EXAMPLES: tuple[tuple[KVSpanError, dict[str, str]], ...] = (
     ),
     (errors.PromptTooLong("pages", 70, 64), {"limit_name": "pages", "needed": "70", "limit": "64"}),
     (errors.UnknownModel("large", "tiny"), {"requested": "large", "served": "tiny"}),
-    (errors.Cancelled("deadline"), {"cause": "deadline"}),
+    (errors.Cancelled("client went away"), {"cause": "client went away"}),
+    (errors.DeadlineExceeded(2.5), {"limit_s": "2.5"}),
     (errors.EngineFailed("no memory"), {"problem": "no memory"}),
     (errors.UnsupportedWidth(70, [16, 64]), {"tokens": "70", "widths": "16; 64"}),
 )
