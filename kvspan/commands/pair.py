@@ -23,9 +23,6 @@ from typing import Any, Self
 from kvspan.commands.command import EXIT_FAILED, EXIT_OK
 from kvspan.commands.services import PARENT_FLAG
 
-KILL_AFTER_S = 5.0
-"""Time beyond its grace after which a child is killed."""
-
 READY = "ready "
 
 CLEAN_CODES = frozenset({0, -signal.SIGTERM})
@@ -49,18 +46,12 @@ class Child:
         self._process = process
 
     @classmethod
-    async def start(cls, name: str, arguments: Sequence[str]) -> Self:
-        """Start `kvspan NAME ARGUMENTS`."""
-        line = [sys.executable, "-m", "kvspan.cli", name, f"{PARENT_FLAG}={os.getpid()}", *arguments]
+    async def start(cls, name: str, command: Sequence[str]) -> Self:
+        """Start a child that reads nothing and is alone in its session."""
         process = await asyncio.create_subprocess_exec(
-            *line, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, start_new_session=True
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, start_new_session=True
         )
         return cls(name, process)
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
 
     async def read_address(self) -> str:
         """Return the address of the `ready` line; raise ChildEnded when the child ends without one."""
@@ -98,9 +89,15 @@ class Child:
 class PairPlan:
     """How to start both children, and how long they may take to end."""
 
-    decode_arguments: tuple[str, ...]
-    prefill_arguments: tuple[str, ...]
-    grace_s: float
+    decode_command: tuple[str, ...]
+    prefill_command: tuple[str, ...]
+    kill_after_s: float
+    """Time from the request to end until a child is killed; longer than its own grace."""
+
+
+def service_command(name: str, arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return the command of a service that ends with this process."""
+    return (sys.executable, "-m", "kvspan.cli", name, f"{PARENT_FLAG}={os.getpid()}", *arguments)
 
 
 class Pair:
@@ -115,8 +112,8 @@ class Pair:
 
     async def __aenter__(self) -> Self:
         try:
-            self._children.append(await Child.start("decode", self._plan.decode_arguments))
-            self._children.append(await Child.start("prefill", self._plan.prefill_arguments))
+            self._children.append(await Child.start("decode", self._plan.decode_command))
+            self._children.append(await Child.start("prefill", self._plan.prefill_command))
         except BaseException:
             await self.stop()
             raise
@@ -129,8 +126,12 @@ class Pair:
 
     async def read_addresses(self) -> tuple[str, str]:
         """Return the addresses of decode and prefill, once both serve."""
-        decode, prefill = self._children
-        return await decode.read_address(), await prefill.read_address()
+        return await self.read_address("decode"), await self.read_address("prefill")
+
+    async def read_address(self, name: str) -> str:
+        """Return the address of one child, once it serves; to be asked once."""
+        child = next(child for child in self._children if child.name == name)
+        return await child.read_address()
 
     async def run(self, drain: asyncio.Event, announce: Callable[[], Awaitable[None]]) -> int:
         """Announce the pair, serve until `drain` is set, stop both, and return the exit code.
@@ -156,8 +157,7 @@ class Pair:
 
     async def stop(self) -> tuple[int, ...]:
         """Drain both in order, kill what outlasts its grace, and return the exit codes."""
-        limit_s = self._plan.grace_s + KILL_AFTER_S
-        return tuple([await child.stop(limit_s) for child in self._children])
+        return tuple([await child.stop(self._plan.kill_after_s) for child in self._children])
 
     def kill(self) -> None:
         """End both at once; `stop` then returns without delay."""

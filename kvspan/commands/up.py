@@ -18,7 +18,7 @@ from decode_service.config import DecodeConfig
 from kvspan.commands.command import Command, CommandFailed
 from kvspan.commands.flags import add_flags, arguments_of, build_config, given_texts, parse_flag
 from kvspan.commands.health import DECODE_SERVICE, wait_serving
-from kvspan.commands.pair import ChildEnded, Pair, PairPlan
+from kvspan.commands.pair import ChildEnded, Pair, PairPlan, service_command
 from kvspan.commands.remote import told_failures
 from kvspan.commands.services import add_log_flags, log_arguments
 from kvspan.commands.values import positive
@@ -26,6 +26,10 @@ from prefill_service.config import PrefillConfig
 
 DEFAULTS = {"model": "demo", "listen": "127.0.0.1:50051"}
 """What a pair takes that a single service must be told."""
+
+
+KILL_MARGIN_S = 5.0
+"""Time beyond its grace after which a service is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +68,9 @@ def make_plan(arguments: argparse.Namespace, prefill_address: str) -> PairPlan:
     build_config(PrefillConfig, prefill_texts)
     logs = log_arguments(arguments)
     return PairPlan(
-        decode_arguments=(*arguments_of(DecodeConfig, decode_texts), *logs),
-        prefill_arguments=(*arguments_of(PrefillConfig, prefill_texts), *logs),
-        grace_s=decode.grace_s,
+        decode_command=service_command("decode", [*arguments_of(DecodeConfig, decode_texts), *logs]),
+        prefill_command=service_command("prefill", [*arguments_of(PrefillConfig, prefill_texts), *logs]),
+        kill_after_s=decode.grace_s + KILL_MARGIN_S,
     )
 
 

@@ -1,0 +1,133 @@
+"""Two children live and end together, in order, and none is left."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvspan.commands.pair import ChildEnded, Pair, PairPlan
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("leak_check")]
+
+SERVICE = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print("loading", flush=True)
+print("ready", sys.argv[1], flush=True)
+signal.sigwait({signal.SIGTERM})
+with open(sys.argv[2], "a") as log: print(sys.argv[1], file=log)
+"""
+
+DEAF = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print("ready deaf", flush=True)
+signal.sigwait({signal.SIGUSR1})
+"""
+
+
+def python(code: str, *arguments: str) -> tuple[str, ...]:
+    """Return the command that runs `code` without the packages of the project."""
+    return (sys.executable, "-S", "-c", code, *arguments)
+
+
+def make_plan(
+    log: Path, *, decode: str = SERVICE, prefill: str = SERVICE, kill_after_s: float = 30
+) -> PairPlan:
+    """Return a plan whose children note their name in `log` when they are told to end."""
+    return PairPlan(
+        decode_command=python(decode, "decode", str(log)),
+        prefill_command=python(prefill, "prefill", str(log)),
+        kill_after_s=kill_after_s,
+    )
+
+
+async def nothing() -> None:
+    """Announce nothing."""
+
+
+async def test_addresses_are_those_that_the_children_tell(tmp_path: Path) -> None:
+    """Lines before `ready` are passed over; the address is what follows it."""
+    async with Pair(make_plan(tmp_path / "log")) as pair:
+        assert await pair.read_addresses() == ("decode", "prefill")
+
+
+async def test_decode_ends_before_prefill_when_the_pair_drains(tmp_path: Path) -> None:
+    """Prefill outlives decode, which may still wait for prompts; the exit code is 0."""
+    log, drain = tmp_path / "log", asyncio.Event()
+
+    async with Pair(make_plan(log)) as pair:
+
+        async def announce() -> None:
+            await pair.read_addresses()
+            drain.set()
+
+        code = await pair.run(drain, announce)
+
+    assert code == 0
+    assert log.read_text().split() == ["decode", "prefill"]
+
+
+@pytest.mark.parametrize(("role", "survivor"), [("decode", "prefill"), ("prefill", "decode")])
+async def test_child_that_ends_by_itself_ends_the_other(tmp_path: Path, role: str, survivor: str) -> None:
+    """Half a pair serves nobody: the other half is drained and the caller is told who ended."""
+    log, failing = tmp_path / "log", "raise SystemExit(7)"
+    plan = make_plan(
+        log,
+        decode=failing if role == "decode" else SERVICE,
+        prefill=failing if role == "prefill" else SERVICE,
+    )
+
+    with pytest.raises(ChildEnded, match=f"{role} ended with exit code 7"):
+        async with Pair(plan) as pair:
+            await pair.read_address(survivor)
+            await pair.run(asyncio.Event(), nothing)
+
+    assert log.read_text().split() == [survivor]
+
+
+async def test_child_that_ends_before_it_is_ready_is_named(tmp_path: Path) -> None:
+    """Whoever waits for an address learns that none will come, and why."""
+    killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+
+    async with Pair(make_plan(tmp_path / "log", decode=killed)) as pair:
+        with pytest.raises(ChildEnded, match="decode ended with signal SIGKILL"):
+            await pair.read_addresses()
+
+
+async def test_failure_to_announce_ends_the_pair(tmp_path: Path) -> None:
+    """An error while the pair is announced reaches the caller, and no child is left."""
+
+    async def announce() -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        async with Pair(make_plan(tmp_path / "log")) as pair:
+            await pair.read_addresses()
+            await pair.run(asyncio.Event(), announce)
+
+
+async def test_child_that_does_not_listen_is_killed(tmp_path: Path) -> None:
+    """A child that outlasts its time is killed, and the exit code says that it was not clean."""
+    drain = asyncio.Event()
+
+    async with Pair(make_plan(tmp_path / "log", decode=DEAF, kill_after_s=0.05)) as pair:
+        await pair.read_addresses()
+        drain.set()
+        code = await pair.run(drain, nothing)
+
+    assert code == 1
+
+
+async def test_kill_ends_both_without_asking(tmp_path: Path) -> None:
+    """After a second signal nothing is waited for."""
+    log = tmp_path / "log"
+
+    async with Pair(make_plan(log, decode=DEAF)) as pair:
+        await pair.read_addresses()
+        pair.kill()
+
+    assert not log.exists()
