@@ -72,7 +72,7 @@ DecodeAction = (
 
 @dataclass(frozen=True, slots=True)
 class AttachSlab:
-    """Map the slab and answer with `welcome(nonce)` or `refuse(error)`."""
+    """Map the slab and report `attached(nonce)`; when it cannot be mapped, close with `SlabNotShared`."""
 
     handle: SlabHandle
 

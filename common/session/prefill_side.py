@@ -103,6 +103,9 @@ class PrefillSessionStatistics:
     unknown_messages: int
     """Named no live job: late or wrong, ignored."""
 
+    repeated_starts: int
+    """Named a live job: ignored, since any answer would be taken for the end of that job."""
+
     dropped_spans: int
     """Written after a cancel and never told."""
 
@@ -129,7 +132,9 @@ class PrefillSession:
         self._jobs: dict[int, _Job] = {}
         # Invariant: holds every job that is not GONE; slots of the jobs are disjoint and inside the slab.
         self._highest_id = 0
+        # Invariant: every id ever started is at most this; ids ascend and are never used twice.
         self._unknown = 0
+        self._repeated = 0
         self._dropped = 0
         self._released = 0
 
@@ -153,6 +158,7 @@ class PrefillSession:
             len(self._jobs),
             sum(job.start.slot_size for job in self._jobs.values()),
             self._unknown,
+            self._repeated,
             self._dropped,
             self._released,
         )
@@ -279,10 +285,11 @@ class PrefillSession:
         return (AttachSlab(hello.slab),)
 
     def _started(self, start: StartPrefill) -> tuple[PrefillAction, ...]:
+        if start.transfer_id in self._jobs:
+            self._repeated += 1
+            return ()
         problem = self._problem(start)
-        if start.transfer_id <= self._highest_id:
-            raise RemoteProtocolError(f"transfer id {start.transfer_id} was used before in this session")
-        self._highest_id = start.transfer_id
+        self._highest_id = max(self._highest_id, start.transfer_id)
         if problem:
             return (Send(PrefillFailed(start.transfer_id, start.attempt, "START_REFUSED", problem)),)
         accepted = PrefillAccepted(start.transfer_id, start.attempt, len(self._jobs))
@@ -295,6 +302,8 @@ class PrefillSession:
         offer, slab_bytes = self._offer, self._hello.slab.size_bytes
         prompt_len, vocab_size = len(start.token_ids), offer.identity.geometry.vocab_size
         stop = start.slot_offset + start.slot_size
+        if start.transfer_id <= self._highest_id:
+            return f"transfer_id is {start.transfer_id}, ids ascend and {self._highest_id} was used"
         if len(self._jobs) >= offer.max_concurrency:
             return f"max_concurrency is {offer.max_concurrency}, {len(self._jobs)} transfers are live"
         if not 1 <= prompt_len <= offer.max_prompt_tokens:

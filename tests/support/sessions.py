@@ -17,17 +17,20 @@ from common.kv.geometry import KVGeometry
 from common.kv.plan import SpanGranularity, plan_spans
 from common.kv.ranges import Range
 from common.kv.spans import SPAN_LAYOUT, Span
-from common.session.actions import Send
+from common.session.actions import DecodeAction, PrefillAction, Send
 from common.session.decode_side import DecodeSession
 from common.session.identity import ModelFingerprint, Numerics, PeerIdentity
 from common.session.messages import (
+    CancelPrefill,
     DecodeMessage,
     GroupTotals,
     Hello,
+    PrefillAccepted,
     PrefillDone,
     PrefillMessage,
     SlabHandle,
     SourceTimings,
+    SpanTold,
     StartPrefill,
     TransferMode,
     VersionRange,
@@ -211,6 +214,11 @@ def make_open_prefill_session(offer: PrefillOffer | None = None) -> PrefillSessi
     return session
 
 
+def sent(actions: Iterable[object]) -> list[DecodeMessage | PrefillMessage]:
+    """Return the messages that these actions put on the stream, in order."""
+    return [action.message for action in actions if isinstance(action, Send)]
+
+
 def renamed(start: StartPrefill, transfer_id: int, slot_bytes: Range) -> StartPrefill:
     """Return the same prompt as another transfer in another slot."""
     return replace(
@@ -222,6 +230,52 @@ def renamed(start: StartPrefill, transfer_id: int, slot_bytes: Range) -> StartPr
     )
 
 
-def sent(actions: Iterable[object]) -> list[DecodeMessage | PrefillMessage]:
-    """Return the messages that these actions put on the stream, in order."""
-    return [action.message for action in actions if isinstance(action, Send)]
+START = make_start()
+OTHER = renamed(START, 22, Range(16_384, 20_480))
+SPANS = make_spans(START)
+"""Six: chunks of 2, 2 and 1 tokens, one span per layer."""
+
+
+def begin(session: DecodeSession, start: StartPrefill = START) -> None:
+    """Start a transfer and have it accepted."""
+    session.begin(start, make_coverage(start))
+    session.receive(PrefillAccepted(start.transfer_id, start.attempt, 0))
+
+
+def tell(session: DecodeSession, start: StartPrefill = START) -> None:
+    """Have every span of a transfer told, and its end."""
+    spans = make_spans(start)
+    for span in spans:
+        session.receive(SpanTold(span))
+    session.receive(make_done(start, spans))
+
+
+def finish_imports(session: DecodeSession, start: StartPrefill = START) -> tuple[DecodeAction, ...]:
+    """End every copy of a transfer well; return the actions of the last one."""
+    return [session.import_finished(start.transfer_id, span.sequence) for span in make_spans(start)][-1]
+
+
+def make_queued_job() -> PrefillSession:
+    """Return an open session with job 21 in the queue."""
+    session = make_open_prefill_session()
+    session.receive(START)
+    return session
+
+
+def make_running_job() -> PrefillSession:
+    """Return an open session whose engine works on job 21."""
+    session = make_queued_job()
+    assert session.engine_started(21)
+    return session
+
+
+def make_stopping_job() -> PrefillSession:
+    """Return an open session whose engine was told to stop job 21."""
+    session = make_running_job()
+    session.receive(CancelPrefill(21, 1, "REQUEST_CANCELLED"))
+    return session
+
+
+def finish_job(session: PrefillSession) -> tuple[PrefillAction, ...]:
+    """End job 21 well."""
+    return session.engine_finished(21, make_totals(SPANS), make_logits(), TIMINGS)

@@ -10,11 +10,7 @@ from common.session.actions import ImportSpan, TransferComplete, TransferDrained
 from common.session.decode_transfer import DecodeTransfer, TransferState
 from common.session.messages import StartPrefill
 from tests.support.factories import make_geometry
-from tests.support.sessions import make_coverage, make_done, make_spans, make_start
-
-START = make_start()
-SPANS = make_spans(START)
-"""Six: chunks of 2, 2 and 1 tokens, one span per layer."""
+from tests.support.sessions import SPANS, START, make_coverage, make_done
 
 DONE = make_done(START, SPANS)
 CAUSE = Cancelled("by the client")
@@ -23,7 +19,7 @@ DRAINED = TransferDrained(START.transfer_id)
 
 def make_transfer(start: StartPrefill | None = None) -> DecodeTransfer:
     """Return a transfer that holds its reservation and has sent nothing."""
-    start = start if start is not None else make_start()
+    start = start if start is not None else START
     return DecodeTransfer(start, make_coverage(start), make_geometry().vocab_size)
 
 

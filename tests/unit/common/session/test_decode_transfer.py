@@ -15,6 +15,8 @@ from common.session.decode_transfer import OVER, TERMINAL, TRANSITIONS, DecodeTr
 from common.session.decode_transfer import TransferEvent as Event
 from common.session.messages import PrefillDone, ReleaseSpan
 from tests.support.sessions import (
+    SPANS,
+    START,
     TIMINGS,
     make_done,
     make_logits,
@@ -27,8 +29,6 @@ from tests.support.transfers import (
     DRAINED,
     ENDS,
     IN_STATE,
-    SPANS,
-    START,
     assert_failed,
     make_aborting_transfer,
     make_ending_transfer,

@@ -24,6 +24,8 @@ from common.session.actions import TransferFailed
 from common.session.decode_transfer import TransferState
 from common.session.messages import CancelPrefill
 from tests.support.sessions import (
+    SPANS,
+    START,
     make_done,
     make_logits,
     make_start,
@@ -35,8 +37,6 @@ from tests.support.transfers import (
     DRAINED,
     ENDS,
     IN_STATE,
-    SPANS,
-    START,
     assert_failed,
     make_aborting_transfer,
     make_complete_transfer,
