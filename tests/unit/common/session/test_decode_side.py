@@ -1,0 +1,274 @@
+"""The decode service's half of a session: who may say what, and whom it concerns."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from common.errors import (
+    Cancelled,
+    LocalProtocolError,
+    PeerLost,
+    RemoteProtocolError,
+    SlabNotShared,
+)
+from common.session.actions import (
+    ImportSpan,
+    Send,
+    SessionOpened,
+    SlabIdle,
+    TransferComplete,
+    TransferDrained,
+)
+from common.session.decode_side import SESSION_TRANSITIONS, DecodeSession, SessionEvent, SessionState
+from common.session.messages import (
+    PrefillAccepted,
+    PrefillCancelled,
+    PrefillFailed,
+    PrefillMessage,
+    SpanTold,
+)
+from tests.support.sessions import (
+    NONCE,
+    OTHER,
+    SPANS,
+    START,
+    begin,
+    finish_imports,
+    make_coverage,
+    make_done,
+    make_hello,
+    make_open_decode_session,
+    make_spans,
+    make_welcome,
+    tell,
+)
+
+CAUSE = Cancelled("by the client")
+LOST = PeerLost("stream broke")
+
+
+def make_session() -> DecodeSession:
+    """Return a session that has not said Hello."""
+    return DecodeSession(make_hello(), NONCE)
+
+
+def make_greeting() -> DecodeSession:
+    """Return a session that waits for Welcome."""
+    session = make_session()
+    session.greet()
+    return session
+
+
+def make_closed() -> DecodeSession:
+    """Return a session that was open and had no transfer."""
+    session = make_open_decode_session()
+    session.close(LOST)
+    return session
+
+
+IN_STATE: dict[SessionState, Callable[[], DecodeSession]] = {
+    SessionState.NEW: make_session,
+    SessionState.GREETING: make_greeting,
+    SessionState.OPEN: make_open_decode_session,
+    SessionState.CLOSED: make_closed,
+}
+ANY_TRANSFER_MESSAGE: list[PrefillMessage] = [
+    PrefillAccepted(21, 1, 0),
+    SpanTold(SPANS[0]),
+    make_done(START, SPANS),
+    PrefillFailed(21, 1, "ENGINE_FAILED", "a device was lost"),
+    PrefillCancelled(21, 1),
+]
+
+
+# ---------------------------------------------------------------------- the table
+
+
+def test_the_table_is_the_diagram() -> None:
+    """Forward only, and closed from everywhere."""
+    assert SESSION_TRANSITIONS == {
+        (SessionState.NEW, SessionEvent.GREET): SessionState.GREETING,
+        (SessionState.GREETING, SessionEvent.WELCOME): SessionState.OPEN,
+        **{
+            (state, SessionEvent.CLOSE): SessionState.CLOSED
+            for state in SessionState
+            if state is not SessionState.CLOSED
+        },
+    }
+
+
+def test_every_state_has_a_walk_and_closed_has_no_exit() -> None:
+    """Reachable by the public calls alone."""
+    assert {state: make().state for state, make in IN_STATE.items()} == {
+        state: state for state in SessionState
+    }
+    assert not any(before is SessionState.CLOSED for before, _ in SESSION_TRANSITIONS)
+
+
+@pytest.mark.parametrize("state", [SessionState.GREETING, SessionState.OPEN, SessionState.CLOSED])
+def test_greeting_twice_raises_and_changes_nothing(state: SessionState) -> None:
+    """One Hello per session."""
+    session = IN_STATE[state]()
+    before = session.statistics()
+
+    with pytest.raises(LocalProtocolError):
+        session.greet()
+
+    assert session.statistics() == before
+
+
+@pytest.mark.parametrize("state", [SessionState.NEW, SessionState.GREETING, SessionState.CLOSED])
+def test_a_transfer_cannot_begin_outside_an_open_session(state: SessionState) -> None:
+    """Nothing may be sent before Welcome or after the end, and the id is not used up."""
+    session = IN_STATE[state]()
+    before = session.statistics()
+
+    with pytest.raises(LocalProtocolError):
+        session.begin(START, make_coverage(START))
+
+    assert session.statistics() == before
+
+
+@pytest.mark.parametrize("state", [SessionState.NEW, SessionState.OPEN])
+def test_a_welcome_nobody_waits_for_raises_and_changes_nothing(state: SessionState) -> None:
+    """Neither before Hello nor a second time."""
+    session = IN_STATE[state]()
+    before = session.statistics()
+
+    with pytest.raises(RemoteProtocolError):
+        session.receive(make_welcome())
+
+    assert session.statistics() == before
+
+
+@pytest.mark.parametrize("message", ANY_TRANSFER_MESSAGE, ids=lambda message: type(message).__name__)
+@pytest.mark.parametrize("state", [SessionState.NEW, SessionState.GREETING])
+def test_a_message_before_welcome_raises_and_changes_nothing(
+    state: SessionState, message: PrefillMessage
+) -> None:
+    """Welcome comes first."""
+    session = IN_STATE[state]()
+    before = session.statistics()
+
+    with pytest.raises(RemoteProtocolError):
+        session.receive(message)
+
+    assert session.statistics() == before
+
+
+@pytest.mark.parametrize("message", [make_welcome(), *ANY_TRANSFER_MESSAGE])
+def test_a_message_after_the_end_is_counted_and_ignored(message: PrefillMessage) -> None:
+    """What was under way when the stream broke harms nobody."""
+    session = make_closed()
+
+    assert session.receive(message) == ()
+    assert session.statistics().unknown_messages == 1
+
+
+# ------------------------------------------------------------------------- greeting
+
+
+def test_a_session_opens_when_the_welcome_fits() -> None:
+    """Hello, Welcome, open."""
+    session = make_session()
+
+    assert session.greet() == (Send(make_hello()),)
+    assert session.welcome is None
+    assert session.receive(make_welcome()) == (SessionOpened(),)
+    assert session.welcome == make_welcome()
+
+
+def test_a_wrong_nonce_keeps_the_session_shut() -> None:
+    """The peer maps another memory; the session stays where it was, to be closed."""
+    session = make_greeting()
+
+    with pytest.raises(SlabNotShared):
+        session.receive(replace(make_welcome(), nonce=bytes(32)))
+
+    assert session.state is SessionState.GREETING
+    assert session.close(LOST) == (SlabIdle(),)
+
+
+# ------------------------------------------------------------------------- a walk
+
+
+def test_a_transfer_walks_through_a_session() -> None:
+    """Started, imported, complete, published, forgotten."""
+    session = make_open_decode_session()
+
+    assert session.begin(START, make_coverage(START)) == (Send(START),)
+    session.receive(PrefillAccepted(21, 1, 0))
+    assert session.receive(SpanTold(SPANS[0])) == (ImportSpan(SPANS[0]),)
+    tell(session)
+    assert finish_imports(session) == (TransferComplete(21),)
+    assert session.published(21) == (TransferDrained(21),)
+    assert session.statistics().num_transfers == 0
+    session.check_integrity()
+
+
+def test_two_transfers_that_interleave_do_not_mix() -> None:
+    """W13: each message moves the transfer it names and no other."""
+    session = make_open_decode_session()
+    begin(session)
+    begin(session, OTHER)
+    for ours, theirs in zip(SPANS, make_spans(OTHER), strict=True):
+        assert session.receive(SpanTold(theirs)) == (ImportSpan(theirs),)
+        assert session.receive(SpanTold(ours)) == (ImportSpan(ours),)
+
+    session.receive(make_done(OTHER, make_spans(OTHER)))
+
+    assert finish_imports(session, OTHER) == (TransferComplete(22),)
+    assert session.transfer(21).statistics().spans_in_flight == len(SPANS)
+
+
+# ------------------------------------------------------------------------ identity
+
+
+def test_the_name_of_the_request_is_never_a_key() -> None:
+    """I1, I2: two transfers of one client name live side by side under their own ids."""
+    session = make_open_decode_session()
+    begin(session, replace(START, request_id="same"))
+    begin(session, replace(OTHER, request_id="same"))
+
+    session.receive(PrefillCancelled(22, 1))
+
+    assert session.statistics().num_transfers == 1
+    assert session.transfer(21).error is None
+
+
+@pytest.mark.parametrize("transfer_id", [21, 20, 0])
+def test_an_id_is_used_once(transfer_id: int) -> None:
+    """I4: while it lives, after it ended, or never begun but passed: the second is refused."""
+    session = make_open_decode_session()
+    begin(session)
+    session.receive(SpanTold(SPANS[0]))
+    before = session.statistics()
+
+    with pytest.raises(LocalProtocolError):
+        session.begin(replace(OTHER, transfer_id=transfer_id), make_coverage(OTHER))
+
+    assert session.statistics() == before
+    assert session.transfer(21).statistics().spans_in_flight == 1
+
+
+def test_an_id_is_not_used_again_after_its_transfer_ended() -> None:
+    """I4, serial: a late message about the first could be taken for the second."""
+    session = make_open_decode_session()
+    begin(session)
+    session.receive(PrefillCancelled(21, 1))
+
+    with pytest.raises(LocalProtocolError):
+        session.begin(START, make_coverage(START))
+
+
+def test_equal_ids_in_two_sessions_are_two_transfers() -> None:
+    """I6: an id names a transfer inside its session only."""
+    ours, theirs = make_open_decode_session(), make_open_decode_session()
+    begin(ours)
+    begin(theirs)
+
+    theirs.receive(PrefillFailed(21, 1, "ENGINE_FAILED", "a device was lost"))
+
+    assert ours.transfer(21).error is None
+    assert theirs.statistics().num_transfers == 0
