@@ -18,7 +18,7 @@ none `ConfigError`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
@@ -113,7 +113,7 @@ class Client:
         messages: Iterable[Mapping[str, str]] | None = None,
         token_ids: Iterable[int] | None = None,
         **options: Unpack[Options],
-    ) -> Iterator[pb.GenerateResponse]:
+    ) -> Generator[pb.GenerateResponse, None, None]:
         """Yield the answer to a text, a conversation or token ids, piece by piece.
 
         Raises: `InvalidRequest` at once, `RemoteFailure` while iterating.
@@ -146,7 +146,7 @@ class Client:
 
     def _responses(
         self, request: pb.GenerateRequest, time_limit_s: float | None
-    ) -> Iterator[pb.GenerateResponse]:
+    ) -> Generator[pb.GenerateResponse, None, None]:
         call = self._stub.Generate(request, timeout=time_limit_s)
         try:
             yield from call
@@ -188,7 +188,7 @@ class AsyncClient:
         messages: Iterable[Mapping[str, str]] | None = None,
         token_ids: Iterable[int] | None = None,
         **options: Unpack[Options],
-    ) -> AsyncIterator[pb.GenerateResponse]:
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Yield the answer to a text, a conversation or token ids, piece by piece.
 
         Raises: `InvalidRequest` at once, `RemoteFailure` while iterating.
@@ -221,7 +221,7 @@ class AsyncClient:
 
     async def _responses(
         self, request: pb.GenerateRequest, time_limit_s: float | None
-    ) -> AsyncIterator[pb.GenerateResponse]:
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
         call = self._stub.Generate(request, timeout=time_limit_s)
         try:
             async for response in call:
