@@ -16,7 +16,7 @@
       PeerError                    the other service is gone or late; try again
         PeerLost  PeerUnavailable  LeaseExpired  Draining
       RequestError                 the client must change the request
-        InvalidRequest  PromptTooLong  UnknownModel  Cancelled
+        InvalidRequest  PromptTooLong  UnknownModel  Cancelled  DeadlineExceeded
       EngineError                  the compute engine failed
         EngineFailed  UnsupportedWidth
     InvariantViolation             our bug; not a KVSpanError; stops the service
@@ -431,6 +431,16 @@ class Cancelled(RequestError):
     def __init__(self, cause: str) -> None:
         self.cause = cause
         super().__init__(f"cancelled: {cause}")
+
+
+class DeadlineExceeded(RequestError):
+    """The request did not end within its time limit."""
+
+    code = "DEADLINE_EXCEEDED"
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        super().__init__(f"not finished within {limit_s:.1f} s")
 
 
 # ----------------------------------------------------------------------- engine

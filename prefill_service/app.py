@@ -18,8 +18,9 @@ import torch
 from common.kv.digest import DigestKind
 from common.kv.plan import SpanGranularity
 from common.kv.spans import SPAN_LAYOUT
-from common.model.linears import stabilise
+from common.model.linears import STABLE_ROWS, stabilise
 from common.model.loader import load_model
+from common.model.prefill import ChunkedPrefill, numerics
 from common.runtime.boot import new_boot_id
 from common.runtime.clock import SystemClock
 from common.runtime.lifecycle import Lifecycle
@@ -71,15 +72,16 @@ def load(config: PrefillConfig) -> Loaded:
     threads = resolve_threads(config.threads)
     torch.set_num_threads(threads)
     loaded = load_model(config.model, config.dtype, config.page_tokens, progress=True)
-    report = stabilise(loaded.model, config.chunk_tokens)
+    report = stabilise(loaded.model, STABLE_ROWS)
     max_prompt = min(config.max_prompt_tokens, loaded.max_context)
-    engine = TorchEngine(loaded.model, loaded.geometry, config.chunk_tokens, max_prompt)
+    prefill = ChunkedPrefill(loaded.model, loaded.geometry, config.chunk_tokens, max_prompt)
+    engine = TorchEngine(prefill, loaded.geometry, numerics(loaded.model, config.chunk_tokens, report))
     identity = PeerIdentity(
         model_name=loaded.name,
         fingerprint=loaded.fingerprint,
         config_fields=loaded.config_fields,
         geometry=loaded.geometry,
-        numerics=Numerics(engine.describe().name, config.chunk_tokens),
+        numerics=Numerics(", ".join(engine.describe().numerics), config.chunk_tokens),
     )
     return Loaded(engine, identity, report.rows_rule, threads)
 

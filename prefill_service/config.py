@@ -26,7 +26,7 @@ class PrefillConfig:
     """Tokens of one prefill forward; part of the numerics: equal to decode's, a multiple of page_tokens."""
 
     min_span_bytes: int = 256 << 10
-    """Layers merge into one span until it has this many bytes: small prompts send one span, not one a layer."""
+    """Layers merge into one span until it has this many bytes: a small prompt is one span, not thirty."""
 
     max_span_bytes: int = 1 << 20
     """Cap of a span: keeps the tail after the last layer short (engine facts: at most 1 MB)."""

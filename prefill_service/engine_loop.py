@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from common.errors import EngineFailed, InvariantViolation, KVSpanError
 from common.kv.plan import SpanGranularity
@@ -72,9 +73,9 @@ class EngineLoop:
     async def _compute(self, job: Job) -> JobResult | KVSpanError:
         self._running = job
         loop = asyncio.get_running_loop()
-        work = (run_job, job, self._engine, self._granularity, self._clock)
+        work = partial(run_job, job, self._engine, self._granularity, self._clock)
         try:
-            return await loop.run_in_executor(self._thread, *work)
+            return await loop.run_in_executor(self._thread, work)
         except KVSpanError as error:
             return error
         except InvariantViolation:

@@ -87,6 +87,7 @@ CODES: Mapping[type[Exception], grpc.StatusCode] = {
     errors.PromptTooLong: grpc.StatusCode.OUT_OF_RANGE,
     errors.UnknownModel: grpc.StatusCode.NOT_FOUND,
     errors.Cancelled: grpc.StatusCode.CANCELLED,
+    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.EngineFailed: grpc.StatusCode.INTERNAL,
     errors.UnsupportedWidth: grpc.StatusCode.FAILED_PRECONDITION,
     errors.InvariantViolation: grpc.StatusCode.INTERNAL,

@@ -1,0 +1,168 @@
+"""Which request gets pages, lane and slot, and which one waits.
+
+Theory of operation: a request takes everything it will ever hold in one step, in arrival order, or waits;
+nothing is held while waiting, so no order of arrivals can deadlock, and the head of the queue is never
+overtaken, so nobody starves. What can never fit is refused before it is queued; a full queue refuses.
+
+    offer --(fits)--> granted                 on_free / slot released --> grant the head of the queue
+          --(full)--> queued --(fits)--> granted
+          --(queue full)--> QueueFull
+
+Ownership: one per service, event loop only; the only caller of `KVCache.reserve` and `give_back`.
+Pure: no clock, no I/O; waiting is the caller's future (`granted` is called back).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.errors import InvariantViolation, KVSpanError, QueueFull
+from common.slab.allocator import Slot
+from decode_service.cache.cache import KVCache
+from decode_service.reservation import Holder, Reservation, ReservationState
+
+
+class SlotSource(Protocol):
+    """Where the slot of a remote prompt comes from: the slab of one session."""
+
+    def can_lease(self, size: int) -> bool:
+        """Tell whether `lease` would succeed now."""
+
+    def lease(self, size: int) -> Slot:
+        """Take a slot; the transfer that uses it gives it back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What an admitted request holds."""
+
+    reservation: Reservation
+    slot: Slot | None
+    """None for a prompt that is computed in this process."""
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """A request that wants to be admitted; compared by identity."""
+
+    prompt_len: int
+    max_new_tokens: int
+    slots: SlotSource | None
+    slot_bytes: int
+    granted: Callable[[Grant], None]
+    failed: Callable[[KVSpanError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionStatistics:
+    """Counts now and since start."""
+
+    num_queued: int
+    queue_limit: int
+    lanes_used: int
+    num_lanes: int
+    num_transferring: int
+    """Reservations whose call waits for their KV."""
+
+    num_decoding: int
+    """Published reservations."""
+
+    num_draining: int
+    """Reservations given up before publication that somebody may still write."""
+
+    num_refused: int
+    """Turned away because the queue was full, since start."""
+
+
+class Admission:
+    """Hands out reservations in order of arrival."""
+
+    def __init__(self, cache: KVCache, num_lanes: int, queue_limit: int) -> None:
+        self._cache = cache
+        self._num_lanes = num_lanes
+        self._queue_limit = queue_limit
+        self._queue: deque[Ticket] = deque()
+        self._live: set[Reservation] = set()
+        # Invariant: len(_live) <= _num_lanes; holds every reservation that is not FREE.
+        self._num_refused = 0
+
+    def offer(self, ticket: Ticket) -> None:
+        """Grant the ticket now when it fits and nobody waits, else queue it.
+
+        Raises: `QueueFull`, `PromptTooLong` when it can never fit; nothing changed.
+        """
+        self._cache.check_fits(ticket.prompt_len, ticket.max_new_tokens)
+        if self._queue or not self._fits(ticket):
+            if len(self._queue) >= self._queue_limit:
+                self._num_refused += 1
+                raise QueueFull(self._queue_limit)
+            self._queue.append(ticket)
+            return
+        self._grant(ticket)
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """Take a ticket out of the queue; nothing happens when it is not queued."""
+        if ticket in self._queue:
+            self._queue.remove(ticket)
+            self.grant_waiting()
+
+    def fail_waiting(self, slots: SlotSource, error: KVSpanError) -> None:
+        """Fail every queued ticket that wants a slot of a session that has ended."""
+        lost = [ticket for ticket in self._queue if ticket.slots is slots]
+        self._queue = deque(ticket for ticket in self._queue if ticket.slots is not slots)
+        for ticket in lost:
+            ticket.failed(error)
+        self.grant_waiting()
+
+    def grant_waiting(self) -> None:
+        """Grant from the head of the queue while it fits; called whenever something came back."""
+        while self._queue and self._fits(self._queue[0]):
+            self._grant(self._queue.popleft())
+
+    def statistics(self) -> AdmissionStatistics:
+        """Return the counts now."""
+        unpublished = [one for one in self._live if one.state is ReservationState.RESERVED]
+        wanted = sum(Holder.CLIENT in one.holders for one in unpublished)
+        return AdmissionStatistics(
+            num_queued=len(self._queue),
+            queue_limit=self._queue_limit,
+            lanes_used=len(self._live),
+            num_lanes=self._num_lanes,
+            num_transferring=wanted,
+            num_decoding=len(self._live) - len(unpublished),
+            num_draining=len(unpublished) - wanted,
+            num_refused=self._num_refused,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantViolation` when lanes, reservations and the cache's count disagree."""
+        self._cache.check_integrity()
+        counted = self._cache.statistics().num_reservations
+        if counted != len(self._live) or len(self._live) > self._num_lanes:
+            raise InvariantViolation(f"{len(self._live)} reservations live, cache counts {counted}")
+        if any(one.state is ReservationState.FREE for one in self._live):
+            raise InvariantViolation("a free reservation is still listed")
+        if self._queue and self._fits(self._queue[0]):
+            raise InvariantViolation("the head of the queue fits and was not granted")
+
+    def _fits(self, ticket: Ticket) -> bool:
+        return (
+            len(self._live) < self._num_lanes
+            and self._cache.can_reserve(ticket.prompt_len, ticket.max_new_tokens)
+            and (ticket.slots is None or ticket.slots.can_lease(ticket.slot_bytes))
+        )
+
+    def _grant(self, ticket: Ticket) -> None:
+        slot = ticket.slots.lease(ticket.slot_bytes) if ticket.slots else None
+        pages = self._cache.reserve(ticket.prompt_len, ticket.max_new_tokens)
+        reservation = Reservation(pages, self._take_back)
+        self._live.add(reservation)
+        ticket.granted(Grant(reservation, slot))
+
+    def _take_back(self, reservation: Reservation) -> None:
+        self._live.remove(reservation)
+        self._cache.give_back(reservation.pages)
+        self.grant_waiting()

@@ -1,0 +1,285 @@
+"""The composition root of the decode service: opens everything, serves, closes everything.
+
+Theory of operation: the model is loaded and refused or accepted before anything else is allocated. Health is
+SERVING while a prompt can be computed: with prefill services configured that needs an open session. SIGTERM
+drains: NOT_SERVING first, new requests are refused, running ones may end within the grace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.errors import InvariantViolation, KVSpanError
+from common.model.linears import STABLE_ROWS, stabilise
+from common.model.loader import LoadedModel, load_model
+from common.model.prefill import ChunkedPrefill, numerics
+from common.runtime.boot import new_boot_id
+from common.runtime.clock import SystemClock
+from common.runtime.lifecycle import Lifecycle
+from common.runtime.threads import resolve_threads
+from common.session.identity import Numerics, PeerIdentity
+from common.session.messages import Hello, SlabHandle, TransferMode
+from common.session.negotiation import PROTOCOL_VERSIONS
+from common.slab.segment import sweep
+from common.telemetry.logging import log_fields
+from common.wire.server import Server, make_server
+from decode_service.admission import Admission
+from decode_service.backends.torch_backend import TorchBackend
+from decode_service.cache.cache import KVCache
+from decode_service.cache.spec import pool_pages
+from decode_service.cache.storage import PagedStorage
+from decode_service.config import DecodeConfig
+from decode_service.core import DecodeCore, Owners
+from decode_service.importer import Importer
+from decode_service.local_prefill import LocalEngine
+from decode_service.peer_session import PeerSession, SessionContext
+from decode_service.prefill_client import PeerConfig, PrefillPeer
+from decode_service.reporting import Facts, Reporter, Sources
+from decode_service.request import Route
+from decode_service.servicer import DecodeServicer
+from decode_service.step_loop import StepLoop
+from decode_service.validation import RequestLimits, RequestReader
+from kvspan.v1 import decode_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME = "kvspan.v1.DecodeService"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model ready to decode with, and who it makes this service."""
+
+    loaded: LoadedModel
+    identity: PeerIdentity
+    prefill: ChunkedPrefill
+    backend: TorchBackend
+    storage: PagedStorage
+    num_pages: tuple[int, ...]
+    linears: str
+    threads: int
+
+
+async def serve(config: DecodeConfig, on_ready: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT; call `on_ready` with the bound address once calls are taken."""
+    service = DecodeService(config, load(config))
+    with Lifecycle() as lifecycle:
+        on_ready(await service.start())
+        await service.run_until(lifecycle.drain)
+
+
+def load(config: DecodeConfig) -> Loaded:
+    """Load the model and allocate the cache; blocking, before the event loop serves anything.
+
+    Raises: `ConfigError` or `UnsupportedModel`; nothing stays allocated.
+    """
+    threads = resolve_threads(config.threads)
+    torch.set_num_threads(threads)
+    loaded = load_model(config.model, config.dtype, config.page_tokens, progress=True)
+    report = stabilise(loaded.model, max(config.lanes, STABLE_ROWS))
+    num_pages = pool_pages(loaded.geometry, config.cache_tokens, config.lanes)
+    storage = PagedStorage(loaded.geometry, num_pages)
+    max_context = min(loaded.max_context, config.cache_tokens)
+    prefill = ChunkedPrefill(loaded.model, loaded.geometry, config.chunk_tokens, max_context)
+    backend = TorchBackend(loaded.model, loaded.geometry, storage, config.lanes)
+    rules = numerics(loaded.model, config.chunk_tokens, report)
+    identity = PeerIdentity(
+        model_name=loaded.name,
+        fingerprint=loaded.fingerprint,
+        config_fields=loaded.config_fields,
+        geometry=loaded.geometry,
+        numerics=Numerics(", ".join(rules), config.chunk_tokens),
+    )
+    return Loaded(loaded, identity, prefill, backend, storage, num_pages, report.rows_rule, threads)
+
+
+class DecodeService:
+    """Everything of one running decode service."""
+
+    def __init__(self, config: DecodeConfig, loaded: Loaded) -> None:
+        self._config = config
+        self._loaded = loaded
+        self._clock = SystemClock()
+        self._boot_id = new_boot_id()
+        self._importer = Importer(loaded.identity.geometry, loaded.storage, self._clock)
+        self._cache = KVCache(loaded.identity.geometry, loaded.num_pages)
+        self._admission = Admission(self._cache, config.lanes, config.queue_limit)
+        self._step_loop = StepLoop(loaded.backend)
+        self._local = LocalEngine(loaded.prefill, loaded.identity.geometry, loaded.storage, self._clock)
+        self._context = SessionContext(self._importer, self._changed, self._session_closed)
+        self._peers = tuple(self._make_peer(target) for target in config.prefill)
+        self._core = self._make_core()
+        self._server: Server | None = None
+        self._peer_tasks: list[asyncio.Task[None]] = []
+        self._health = asyncio.Event()
+        # Invariant: set by every change that may alter health; `_keep_health` clears and acts.
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # ------------------------------------------------------------------- questions
+
+    @property
+    def core(self) -> DecodeCore:
+        """Requests and their counts."""
+        return self._core
+
+    @property
+    def admission(self) -> Admission:
+        """Reservations and the queue."""
+        return self._admission
+
+    @property
+    def peers(self) -> tuple[PrefillPeer, ...]:
+        """Prefill services."""
+        return self._peers
+
+    # ------------------------------------------------------------------------ life
+
+    async def start(self) -> str:
+        """Sweep left-overs, bind, serve, connect to the peers and return the address."""
+        for name in sweep(Path(self._config.slab_dir)):
+            logger.warning("slab.swept", extra=log_fields(name=name))
+        self._server = make_server([SERVICE_NAME], on_invariant=self._break)
+        servicer = DecodeServicer(self._core, self._make_reader(), self._make_reporter(), self._clock)
+        decode_pb2_grpc.add_DecodeServiceServicer_to_server(servicer, self._server.grpc)
+        address = self._server.listen(self._config.listen)
+        await self._server.start()
+        self._peer_tasks = [
+            asyncio.create_task(peer.run(), name=f"peer-{peer.target}") for peer in self._peers
+        ]
+        self._peer_tasks.append(asyncio.create_task(self._keep_health(self._server), name="health"))
+        self._health.set()
+        logger.info("service.ready", extra=log_fields(address=address, boot_id=self._boot_id))
+        return address
+
+    async def run_until(self, drain: asyncio.Event) -> None:
+        """Serve until `drain` is set or an invariant breaks, then stop."""
+        waiting = asyncio.create_task(drain.wait())
+        ends: set[asyncio.Future[Any]] = {waiting, self._broken, *self._peer_tasks}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        await self.stop()
+        if self._broken.done():
+            self._broken.result()
+
+    async def stop(self) -> None:
+        """Drain, then end requests, sessions and threads."""
+        assert self._server is not None
+        self._core.drain()
+        await self._server.drain()
+        logger.info("service.draining", extra=log_fields(requests=self._core.counts.live))
+        is_idle = await self._core.wait_idle(self._config.grace_s)
+        await self._server.stop(0)
+        for task in self._peer_tasks:
+            task.cancel()
+        outcomes = await asyncio.gather(*self._peer_tasks, return_exceptions=True)
+        await self._local.close()
+        await asyncio.to_thread(self._importer.stop)
+        await asyncio.to_thread(self._step_loop.stop)
+        logger.info("service.stopped", extra=log_fields(was_idle=is_idle))
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    # --------------------------------------------------------------------- private
+
+    def _changed(self) -> None:
+        """Something opened or came back: grant waiting requests, look at health."""
+        self._admission.grant_waiting()
+        self._health.set()
+
+    def _session_closed(self, session: PeerSession, error: KVSpanError) -> None:
+        """Requests that wait for a slot of this session will not get one."""
+        self._admission.fail_waiting(session, error)
+        self._health.set()
+
+    def _break(self, error: InvariantViolation) -> None:
+        if not self._broken.done():
+            self._broken.set_exception(error)
+
+    async def _keep_health(self, server: Server) -> None:
+        """Let health follow whether a prompt can be computed."""
+        while True:
+            await self._health.wait()
+            self._health.clear()
+            can_compute = not self._peers or any(peer.session for peer in self._peers)
+            await (server.mark_serving() if can_compute else server.mark_not_serving())
+
+    def _make_peer(self, target: str) -> PrefillPeer:
+        config = PeerConfig(
+            self._make_hello, Path(self._config.slab_dir), self._config.slab_bytes, self._boot_id
+        )
+        return PrefillPeer(target, config, self._context)
+
+    def _make_hello(self, slab: SlabHandle) -> Hello:
+        return Hello(
+            versions=PROTOCOL_VERSIONS,
+            boot_id=self._boot_id,
+            identity=self._loaded.identity,
+            modes=tuple(TransferMode),
+            digests=(self._config.digest,),
+            slab=slab,
+        )
+
+    def _make_core(self) -> DecodeCore:
+        return DecodeCore(
+            Owners(
+                geometry=self._loaded.identity.geometry,
+                tokenizer=self._loaded.loaded.tokenizer,
+                admission=self._admission,
+                step_loop=self._step_loop,
+                local=self._local,
+                peers=self._peers,
+                clock=self._clock,
+            )
+        )
+
+    def _make_reader(self) -> RequestReader:
+        loaded, config = self._loaded.loaded, self._config
+        limits = RequestLimits(
+            model_name=loaded.name,
+            vocab_size=loaded.geometry.vocab_size,
+            eos_ids=loaded.eos_ids,
+            max_context_tokens=self._max_context,
+            max_new_tokens=config.max_new_tokens,
+            time_limit_s=config.time_limit_s,
+            default_route=self._default_route,
+            routes=self._routes,
+            default_mode=config.transfer,
+        )
+        return RequestReader(loaded.tokenizer, limits)
+
+    def _make_reporter(self) -> Reporter:
+        facts = Facts(
+            boot_id=self._boot_id,
+            identity=self._loaded.identity,
+            default_mode=self._config.transfer,
+            default_route=self._default_route,
+            routes=self._routes,
+            digests=(self._config.digest,),
+            num_lanes=self._config.lanes,
+            max_context_tokens=self._max_context,
+            linears=self._loaded.linears,
+            num_threads=self._loaded.threads,
+        )
+        sources = Sources(self._core, self._admission, self._cache, self._step_loop, self._peers)
+        return Reporter(facts, sources)
+
+    @property
+    def _routes(self) -> tuple[Route, ...]:
+        """Routes that can be asked for; the first is what `auto` means."""
+        return (Route.REMOTE, Route.LOCAL) if self._config.prefill else (Route.LOCAL,)
+
+    @property
+    def _default_route(self) -> Route:
+        return self._routes[0] if self._config.route == "auto" else Route(self._config.route)
+
+    @property
+    def _max_context(self) -> int:
+        return self._loaded.prefill.max_prompt_tokens

@@ -1,0 +1,314 @@
+"""One life of a session with a prefill service: machine, slab, slots and the transfers in it.
+
+Theory of operation: carries out what `DecodeSession` decides. A slot is released when its transfer has
+drained and the session is open; when the producer is lost the whole slab is abandoned instead, and unmapped
+once the last local copy has ended (rule 4).
+
+Ownership: made by `PrefillPeer` per connection; owns the slab, its allocator and the transfers. Event loop
+only; the importer calls back on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.errors import InvariantViolation, KVSpanError
+from common.kv.coverage import Coverage
+from common.kv.ranges import Range
+from common.kv.spans import Span
+from common.session.actions import (
+    DecodeAction,
+    ImportSpan,
+    Send,
+    SessionOpened,
+    SlabIdle,
+    TransferComplete,
+    TransferDrained,
+    TransferFailed,
+)
+from common.session.decode_side import DecodeSession, DecodeSessionStatistics, SessionState
+from common.session.decode_transfer import TransferState
+from common.session.messages import DecodeMessage, Hello, PrefillMessage, StartPrefill, Welcome
+from common.slab.allocator import AllocatorStatistics, Slot, SlotAllocator
+from common.slab.segment import SlabSegment
+from common.telemetry.logging import log_fields
+from common.telemetry.timeline import SpanRecord, Timeline
+from decode_service.importer import Importer, ImportJob
+from decode_service.request import GenerationRequest
+from decode_service.reservation import Holder, Reservation
+from decode_service.sampling import logits_from_array
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionContext:
+    """What every session of the service shares."""
+
+    importer: Importer
+    on_change: Callable[[], None]
+    """Called when a session opened or gave something back."""
+
+    on_closed: Callable[[PeerSession, KVSpanError], None]
+    """Called once when a session has closed."""
+
+
+class RemotePrefill:
+    """One transfer as the request that waits for it sees it (`publication.FinishedPrefill`)."""
+
+    def __init__(self, session: PeerSession, start: StartPrefill, held: _Held) -> None:
+        self._session = session
+        self._start = start
+        self._held = held
+
+    @property
+    def transfer_id(self) -> int:
+        """Name inside the session."""
+        return self._start.transfer_id
+
+    async def wait(self) -> None:
+        """Wait until the transfer is complete; raises the error that ended it."""
+        await self._held.outcome
+
+    def abort(self, error: KVSpanError) -> None:
+        """Give the transfer up; nothing happens when it has ended."""
+        self._session.abort(self.transfer_id, error)
+
+    def prove_complete(self) -> Tensor:
+        """See `FinishedPrefill`: all of rule 2 is what `TransferState.COMPLETE` means."""
+        return self._session.prove_complete(self.transfer_id)
+
+    def settle(self) -> None:
+        """See `FinishedPrefill`."""
+        self._session.published(self.transfer_id)
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a transfer holds until it has drained."""
+
+    slot: Slot
+    reservation: Reservation
+    timeline: Timeline
+    outcome: asyncio.Future[None]
+    """Set by the first terminal event."""
+
+
+class PeerSession:
+    """Adapter between one stream, the session machine, the slab and the importer."""
+
+    def __init__(self, hello: Hello, slab: SlabSegment, context: SessionContext) -> None:
+        self._hello = hello
+        self._slab = slab
+        self._context = context
+        self._machine = DecodeSession(hello, slab.nonce)
+        self._allocator = SlotAllocator(slab.data)
+        self._held: dict[int, _Held] = {}
+        # Invariant: keys are the transfers that the machine counts as not drained.
+        self._next_transfer_id = 1
+        self._outgoing: asyncio.Queue[DecodeMessage | None] = asyncio.Queue()
+
+    # ------------------------------------------------------------------- questions
+
+    @property
+    def is_open(self) -> bool:
+        """Whether transfers may start."""
+        return self._machine.state is SessionState.OPEN
+
+    @property
+    def is_unmapped(self) -> bool:
+        """Whether nothing of the session is left: closed, drained and its slab unmapped."""
+        return self._slab.is_closed
+
+    @property
+    def welcome(self) -> Welcome:
+        """What the peer said of itself; only once open."""
+        welcome = self._machine.welcome
+        assert welcome is not None
+        return welcome
+
+    @property
+    def slab_capacity(self) -> int:
+        """Bytes of the largest slot that can ever be leased."""
+        return self._allocator.capacity_bytes
+
+    def statistics(self) -> DecodeSessionStatistics:
+        """Return the counts of the session."""
+        return self._machine.statistics()
+
+    def slab_statistics(self) -> AllocatorStatistics:
+        """Return the use of the slab."""
+        return self._allocator.statistics()
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantViolation` when machine, slots and transfers disagree."""
+        self._machine.check_integrity()
+        self._allocator.check_integrity()
+        if self._machine.statistics().num_transfers != len(self._held):
+            raise InvariantViolation(f"{len(self._held)} transfers held, machine: {self.statistics()}")
+
+    # ----------------------------------------------------------------- slot source
+
+    def can_lease(self, size: int) -> bool:
+        """Tell whether a transfer with a slot of `size` bytes may start now."""
+        has_room = len(self._held) < self.welcome.max_concurrency
+        return self.is_open and has_room and self._allocator.can_lease(size)
+
+    def lease(self, size: int) -> Slot:
+        """Take a slot for a transfer that `begin` starts, or `give_back` returns."""
+        return self._allocator.lease(size)
+
+    def give_back(self, slot: Slot) -> None:
+        """Return a slot whose transfer was never begun."""
+        self._allocator.release(slot)
+
+    # ---------------------------------------------------------------------- stream
+
+    def greet(self) -> None:
+        """Send Hello."""
+        self._carry_out(self._machine.greet())
+
+    def receive(self, message: PrefillMessage) -> None:
+        """Take one message of the stream; raises what the machine raises."""
+        self._carry_out(self._machine.receive(message))
+
+    async def next_message(self) -> DecodeMessage | None:
+        """Wait for the next message to send; None when the stream is to end."""
+        return await self._outgoing.get()
+
+    def close(self, error: KVSpanError) -> None:
+        """The stream has ended: fail what depends on it and abandon the slab."""
+        self._carry_out(self._machine.close(error))
+        self._outgoing.put_nowait(None)
+        self._context.on_closed(self, error)
+
+    # ------------------------------------------------------------------- transfers
+
+    def begin(
+        self, request: GenerationRequest, reservation: Reservation, slot: Slot, timeline: Timeline
+    ) -> RemotePrefill:
+        """Start a transfer into pages and slot that are held; both stay held until it has drained."""
+        start = self._start_message(request, slot)
+        geometry = self._hello.identity.geometry
+        required = geometry.required(start.first_token, request.prompt_len)
+        coverage = Coverage(geometry.groups, required, Range(slot.offset, slot.offset + slot.size))
+        try:
+            actions = self._machine.begin(start, coverage)
+        except KVSpanError:
+            self.give_back(slot)
+            raise
+        held = _Held(slot, reservation, timeline, asyncio.get_running_loop().create_future())
+        held.outcome.add_done_callback(_retrieve)
+        reservation.hold(Holder.PRODUCER)
+        self._held[start.transfer_id] = held
+        self._carry_out(actions)
+        return RemotePrefill(self, start, held)
+
+    def abort(self, transfer_id: int, error: KVSpanError) -> None:
+        """Give a transfer up."""
+        self._carry_out(self._machine.abort(transfer_id, error))
+
+    def prove_complete(self, transfer_id: int) -> Tensor:
+        """Return the logits of a complete transfer; raises unless its state is COMPLETE."""
+        held = self._held.get(transfer_id)
+        if held is None:
+            raise InvariantViolation(f"transfer {transfer_id} has drained and was never published")
+        transfer = self._machine.transfer(transfer_id)
+        if transfer.error is not None:
+            raise transfer.error
+        if transfer.state is not TransferState.COMPLETE:
+            raise InvariantViolation(f"transfer {transfer_id} is {transfer.state.value}, not complete")
+        held.timeline.source_started_ns = transfer.timings.started_ns
+        held.timeline.source_ended_ns = transfer.timings.ended_ns
+        return logits_from_array(np.frombuffer(transfer.logits, dtype="<f4"))
+
+    def published(self, transfer_id: int) -> None:
+        """Record the publication of a transfer's pages."""
+        self._carry_out(self._machine.published(transfer_id))
+
+    # --------------------------------------------------------------------- private
+
+    def _start_message(self, request: GenerationRequest, slot: Slot) -> StartPrefill:
+        transfer_id = self._next_transfer_id
+        self._next_transfer_id += 1
+        return StartPrefill(
+            transfer_id=transfer_id,
+            attempt=1,
+            slot_id=slot.slot_id,
+            generation=slot.generation,
+            slot_offset=slot.offset,
+            slot_size=slot.size,
+            token_ids=request.prompt_ids,
+            first_token=0,
+            mode=request.mode,
+            time_limit_s=request.time_limit_s,
+            request_id=request.request_id,
+        )
+
+    def _carry_out(self, actions: Iterable[DecodeAction]) -> None:
+        for action in actions:
+            match action:
+                case Send(message):
+                    self._outgoing.put_nowait(message)  # type: ignore[arg-type]
+                case SessionOpened():
+                    self._slab.unlink()
+                    self._context.on_change()
+                case ImportSpan(span):
+                    self._submit(span)
+                case TransferComplete(transfer_id):
+                    _settle(self._held[transfer_id].outcome, None)
+                case TransferFailed(transfer_id, error):
+                    self._fail(transfer_id, error)
+                case TransferDrained(transfer_id):
+                    self._drained(transfer_id)
+                case SlabIdle():
+                    self._slab.close()
+
+    def _submit(self, span: Span) -> None:
+        held = self._held[span.transfer_id]
+
+        def done(outcome: SpanRecord | KVSpanError) -> None:
+            if isinstance(outcome, SpanRecord):
+                held.timeline.spans.append(outcome)
+                self._carry_out(self._machine.import_finished(span.transfer_id, span.sequence))
+            else:
+                self._carry_out(self._machine.import_failed(span.transfer_id, span.sequence, outcome))
+
+        table = held.reservation.pages.tables[span.group_index]
+        source = self._slab.view(span.offset, span.length)
+        self._context.importer.submit(ImportJob(span, source, table, self.welcome.digest, done))
+
+    def _fail(self, transfer_id: int, error: KVSpanError) -> None:
+        logger.warning("transfer.failed", extra=log_fields(transfer_id=transfer_id, error=error))
+        _settle(self._held[transfer_id].outcome, error)
+
+    def _drained(self, transfer_id: int) -> None:
+        held = self._held.pop(transfer_id)
+        self._allocator.release(held.slot)
+        held.reservation.drop(Holder.PRODUCER)
+        self._context.on_change()
+
+
+def _settle(outcome: asyncio.Future[None], error: KVSpanError | None) -> None:
+    """Set the outcome unless the waiting call was cancelled first."""
+    if outcome.done():
+        return
+    if error is None:
+        outcome.set_result(None)
+    else:
+        outcome.set_exception(error)
+
+
+def _retrieve(outcome: asyncio.Future[None]) -> None:
+    """Mark an exception as seen, also when the call that waited is gone."""
+    if not outcome.cancelled():
+        outcome.exception()

@@ -1,0 +1,51 @@
+"""The one place where a reservation becomes readable.
+
+Theory of operation (rule 2): `publish` is called on the event loop with a prefill that claims to be whole.
+It asks the claimant to prove it, in the same turn of the loop in which it marks the pages readable, so that
+no cancel, no loss of the peer and no late message can come between proof and publication. The step loop
+sees the sequence only between two steps, because it takes new ones only there.
+
+What a proof must cover: complete coverage of every KV-owning layer and required position, every digest
+matched, the last copy ended, the producer's own end with agreeing totals. `RemotePrefill` proves it by the
+state of its transfer, `LocalPrefill` by the rows its writer has placed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from decode_service.generation import Generation
+from decode_service.reservation import Holder, Reservation
+from decode_service.sequence import Sequence
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class FinishedPrefill(Protocol):
+    """A prompt whose KV is said to be in the reserved pages."""
+
+    def prove_complete(self) -> Tensor:
+        """Return the logits [vocabulary] of the last position.
+
+        Raises: the error that ended the prefill, or `InvariantViolation`, unless all of rule 2 holds now.
+        """
+
+    def settle(self) -> None:
+        """Record that the pages were published; slab bytes may be reused."""
+
+
+def publish(
+    reservation: Reservation, prefill: FinishedPrefill, generation: Generation, prompt_len: int
+) -> Sequence:
+    """Make the pages of a reservation readable and return the sequence that reads them.
+
+    The sequence holds the reservation for the step loop; the caller hands it over.
+
+    Raises: what `prove_complete` raises; then nothing was visible.
+    """
+    logits_V = prefill.prove_complete()
+    reservation.mark_published()
+    reservation.hold(Holder.LANE)
+    prefill.settle()
+    return Sequence(reservation, generation, prompt_len, logits_V)

@@ -1,0 +1,86 @@
+"""The gRPC face of the decode service: requests in, tokens out, and what an operator asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from common.errors import DeadlineExceeded
+from common.runtime.clock import Clock
+from common.telemetry.timeline import Timeline
+from decode_service.core import DecodeCore
+from decode_service.generation import TokenEvent
+from decode_service.reporting import Reporter
+from decode_service.request import GenerationRequest
+from decode_service.responses import last_response, token_response
+from decode_service.validation import RequestReader
+from kvspan.v1 import decode_pb2 as pb
+from kvspan.v1 import decode_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What was sent so far."""
+
+    request: GenerationRequest
+    timeline: Timeline
+    num_tokens: int = 0
+    is_named: bool = False
+
+
+class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
+    """Serves clients."""
+
+    def __init__(self, core: DecodeCore, reader: RequestReader, reporter: Reporter, clock: Clock) -> None:
+        self._core = core
+        self._reader = reader
+        self._reporter = reporter
+        self._clock = clock
+
+    async def Generate(  # noqa: N802 - name given by the contract
+        self, request: pb.GenerateRequest, context: Context
+    ) -> None:
+        """Stream one completion; the last message carries reason, usage and timings."""
+        timeline = Timeline(self._clock.now_ns())
+        answer = _Answer(self._reader.read(request, context.time_remaining()), timeline)
+        limit_s = answer.request.time_limit_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._answer(answer, context)
+        except TimeoutError as error:
+            raise DeadlineExceeded(limit_s) from error
+
+    async def _answer(self, answer: _Answer, context: Context) -> None:
+        async with aclosing(self._core.generate(answer.request, answer.timeline)) as lists:
+            async for events in lists:
+                await self._send(answer, events, context)
+
+    async def GetCapabilities(  # noqa: N802
+        self, request: pb.DecodeServiceGetCapabilitiesRequest, context: Context
+    ) -> pb.DecodeServiceGetCapabilitiesResponse:
+        """Tell what this service is and can."""
+        return self._reporter.capabilities()
+
+    async def GetStatus(  # noqa: N802
+        self, request: pb.GetStatusRequest, context: Context
+    ) -> pb.GetStatusResponse:
+        """Tell what this service is doing now."""
+        return self._reporter.status()
+
+    async def _send(self, answer: _Answer, events: Iterable[TokenEvent], context: Context) -> None:
+        """Write one message for tokens that came together."""
+        tokens = tuple(events)
+        answer.num_tokens += len(tokens)
+        response = token_response(tokens, with_logprobs=answer.request.sampling.logprobs is not None)
+        if not answer.is_named:
+            response.request_id, answer.is_named = answer.request.request_id, True
+        if tokens[-1].finish is not None:
+            last_response(response, tokens[-1].finish, answer.request, answer.num_tokens, answer.timeline)
+        await context.write(response)
