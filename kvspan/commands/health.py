@@ -16,7 +16,7 @@ DECODE_SERVICE = "kvspan.v1.DecodeService"
 async def wait_serving(target: str, service: str) -> None:
     """Return when `service` at `target` is healthy, however long that takes; told by the service, not polled.
 
-    Raises `RemoteFailure` when the service goes away instead.
+    Raises `RemoteFailure` when nobody serves there, or the service goes away instead.
     """
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
@@ -26,7 +26,7 @@ async def wait_serving(target: str, service: str) -> None:
 
     async with make_channel(target) as channel:
         request = health_pb2.HealthCheckRequest(service=service)
-        watch = health_pb2_grpc.HealthStub(channel).Watch(request, wait_for_ready=True)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(request)
         try:
             async for response in watch:
                 if response.status == health_pb2.HealthCheckResponse.SERVING:

@@ -1,0 +1,70 @@
+"""`kvspan status` shows the whole status to people and to programs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from kvspan import cli
+from kvspan.commands.command import EXIT_OK
+from kvspan.commands.status import status_lines
+from kvspan.v1 import decode_pb2 as pb
+from tests.support.wire import ScriptedDecode, answer_hello, serving
+
+
+async def test_json_shows_zeros_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """A program finds every field, set or not, on one line."""
+    async with serving(ScriptedDecode(answer_hello)) as (_, address):
+        code = await asyncio.to_thread(cli.main, ["status", f"--target={address}", "--json"])
+
+    output = capsys.readouterr().out
+    status = json.loads(output)
+    assert code == EXIT_OK
+    assert output.count("\n") == 1
+    assert (status["num_steps"], status["lanes_used"], status["peers"]) == ("13", 0, [])
+
+
+async def test_text_is_printed_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a flag the status is for people."""
+    async with serving(ScriptedDecode(answer_hello)) as (_, address):
+        await asyncio.to_thread(cli.main, ["status", f"--target={address}"])
+
+    assert "13 steps" in capsys.readouterr().out
+
+
+def test_lines_name_groups_and_peers() -> None:
+    """Each group and each peer has its line; a peer that is not open says why."""
+    status = pb.GetStatusResponse(
+        boot_id="b1",
+        lanes_used=2,
+        lanes_total=5,
+        num_steps=17,
+        queue_limit=9,
+        reservations=pb.ReservationCounts(queued=1, transferring=3, decoding=2, draining=4),
+        requests=pb.RequestCounts(submitted=31, finished=19, failed=6, cancelled=5, refused=1),
+        prompts_remote=23,
+        prompts_local=8,
+        groups=[pb.GroupStatus(group_index=1, total_pages=40, used_pages=7, page_bytes=6 << 10)],
+        peers=[
+            pb.PeerStatus(
+                target="unix:/p",
+                state=pb.SESSION_STATE_REFUSED,
+                problem="geometry differs",
+                num_transfers=3,
+                num_slots=2,
+                slab_leased_bytes=5 << 20,
+                slab_total_bytes=64 << 20,
+            )
+        ],
+    )
+
+    assert list(status_lines(status)) == [
+        "boot b1: 2 of 5 lanes used, 17 steps",
+        "now: 1 queued (limit 9), 3 transferring, 2 decoding, 4 draining",
+        "requests: 31 submitted, 19 finished, 6 failed, 5 cancelled, 1 refused",
+        "prompts: 23 remote, 8 local",
+        "group 1: 7 of 40 pages of 6KiB used",
+        "peer unix:/p: refused, 3 transfers, 2 slots, 5MiB of 64MiB leased: geometry differs",
+    ]
