@@ -42,6 +42,8 @@ __all__ = [
     "to_proto",
 ]
 
+_DECODE_MESSAGES = (ReleaseSpan, StartPrefill, CancelPrefill, Hello)
+
 
 @overload
 def to_proto(message: DecodeMessage) -> pb.TransferRequest: ...
@@ -49,7 +51,7 @@ def to_proto(message: DecodeMessage) -> pb.TransferRequest: ...
 def to_proto(message: PrefillMessage) -> pb.TransferResponse: ...
 def to_proto(message: DecodeMessage | PrefillMessage) -> pb.TransferRequest | pb.TransferResponse:
     """Return the wire form of a message of either side."""
-    if isinstance(message, Hello | StartPrefill | ReleaseSpan | CancelPrefill):
+    if isinstance(message, _DECODE_MESSAGES):
         return decode_message_to_proto(message)
     return prefill_message_to_proto(message)
 

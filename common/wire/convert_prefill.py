@@ -26,7 +26,6 @@ from common.wire.convert_identity import (
 )
 from common.wire.enums import DIGESTS, MODES
 from common.wire.fields import at_least, index_range, malformed, require_set, text
-from kvspan.v1 import geometry_pb2
 from kvspan.v1 import transfer_pb2 as pb
 
 # ------------------------------------------------------------------------ to the wire
@@ -62,8 +61,8 @@ def _span_to_proto(span: Span) -> pb.KVSpan:
         generation=span.generation,
         sequence=span.sequence,
         group_index=span.group_index,
-        layers=geometry_pb2.IndexRange(start=span.layers.start, stop=span.layers.stop),
-        tokens=geometry_pb2.IndexRange(start=span.tokens.start, stop=span.tokens.stop),
+        layers={"start": span.layers.start, "stop": span.layers.stop},
+        tokens={"start": span.tokens.start, "stop": span.tokens.stop},
         offset=span.offset,
         length=span.length,
         digest=span.digest,
