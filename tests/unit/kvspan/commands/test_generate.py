@@ -69,7 +69,8 @@ async def test_every_flag_reaches_the_service() -> None:
     await generate(
         servicer, "Hi", "--chat", "--max-new-tokens=5", "--temperature=0.5", "--top-k=7", "--top-p=0.75",
         "--min-p=0.125", "--repetition-penalty=1.5", "--seed=11", "--stop=a", "--stop=b",
-        "--stop-token-id=13", "--ignore-eos", "--logprobs=2", "--route=local", "--transfer=whole", "--request-id=r", "--model=m",
+        "--stop-token-id=13", "--ignore-eos", "--logprobs=2", "--route=local", "--transfer=whole",
+        "--request-id=r", "--model=m",
     )  # fmt: skip
 
     assert servicer.requests == [
