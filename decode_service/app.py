@@ -23,7 +23,7 @@ from common.model.prefill import ChunkedPrefill, numerics
 from common.runtime.boot import new_boot_id
 from common.runtime.clock import SystemClock
 from common.runtime.lifecycle import Lifecycle
-from common.runtime.threads import resolve_threads
+from common.runtime.threads import resolve_threads, share_interpreter
 from common.session.identity import Numerics, PeerIdentity
 from common.session.messages import Hello, SlabHandle, TransferMode
 from common.session.negotiation import PROTOCOL_VERSIONS
@@ -70,6 +70,7 @@ class Loaded:
 async def serve(config: DecodeConfig, on_ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT; call `on_ready` with the bound address once calls are taken."""
     service = DecodeService(config, load(config))
+    share_interpreter()
     with Lifecycle() as lifecycle:
         on_ready(await service.start())
         await service.run_until(lifecycle.drain)

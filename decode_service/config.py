@@ -30,7 +30,7 @@ class DecodeConfig:
     chunk_tokens: int = 256
     """Chunk grid of the numerics; must equal prefill's; a multiple of page_tokens."""
 
-    cache_tokens: int = 32768
+    cache_tokens: int = 16384
     """Tokens the paged cache holds over all requests (full-attention groups)."""
 
     lanes: int = 16

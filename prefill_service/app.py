@@ -24,7 +24,7 @@ from common.model.prefill import ChunkedPrefill, numerics
 from common.runtime.boot import new_boot_id
 from common.runtime.clock import SystemClock
 from common.runtime.lifecycle import Lifecycle
-from common.runtime.threads import resolve_threads
+from common.runtime.threads import resolve_threads, share_interpreter
 from common.session.identity import Numerics, PeerIdentity
 from common.session.messages import TransferMode
 from common.session.negotiation import PROTOCOL_VERSIONS, PrefillOffer
@@ -59,6 +59,7 @@ async def serve(config: PrefillConfig, on_ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT; call `on_ready` with the bound address once calls are taken."""
     loaded = load(config)
     service = PrefillService(config, loaded)
+    share_interpreter()
     with Lifecycle() as lifecycle:
         on_ready(await service.start())
         await service.run_until(lifecycle.drain)

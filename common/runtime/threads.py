@@ -9,6 +9,7 @@ the control group (version 2), where the tightest quota on the path to the root 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 SERVICES_PER_HOST = 2
@@ -16,6 +17,19 @@ SERVICES_PER_HOST = 2
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long a thread may keep the interpreter while another waits for it."""
+
+
+def share_interpreter() -> None:
+    """Let the event loop get its turn soon while a compute thread runs Python between two products.
+
+    With the default of 5 ms a message waits 5 to 11 ms beside a busy thread (p99, measured), with this
+    about 1 ms.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 def resolve_threads(configured: int) -> int:
