@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -238,6 +239,7 @@ class DecodeService:
                 local=self._local,
                 peers=self._peers,
                 clock=self._clock,
+                rng=Random(),
             )
         )
 

@@ -15,6 +15,7 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from random import Random
 from typing import Protocol
 
 from common.errors import (
@@ -82,6 +83,8 @@ class Owners:
     local: LocalEngine
     peers: tuple[PrefillPeer, ...]
     clock: Clock
+    rng: Random
+    """Seeds requests that bring no seed."""
 
 
 class DecodeCore:
@@ -188,7 +191,7 @@ class DecodeCore:
     ) -> Sequence:
         """Compute the prompt where it was asked for, and publish it."""
         prefill = self._begin(request, session, grant, timeline)
-        generation = Generation(request, self._owners.tokenizer)
+        generation = Generation(request, self._owners.tokenizer, self._owners.rng)
         try:
             await prefill.wait()
             sequence = publish(grant.reservation, prefill, generation, request.prompt_len)

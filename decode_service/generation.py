@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING
 
 from common.model.stops import StopMatcher
@@ -43,9 +44,10 @@ class TokenEvent:
 class Generation:
     """The token-level state of one sequence."""
 
-    def __init__(self, request: GenerationRequest, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, rng: Random) -> None:
+        """Start; `rng` seeds the sampling of a request that brings no seed."""
         self._request = request
-        self._sampler = Sampler(request.sampling, request.prompt_ids)
+        self._sampler = Sampler(request.sampling, request.prompt_ids, rng)
         self._text = TextStream(tokenizer)
         self._stops = StopMatcher(request.stop)
         self._num_tokens = 0

@@ -28,6 +28,9 @@ class GenerationRequest:
 
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
+    with_logprobs: bool
+    """Whether responses carry log-probabilities."""
+
     stop: tuple[str, ...]
     """Texts that end the generation and are not part of it."""
 

@@ -24,9 +24,6 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 """Of one stop string; as much text may be held back."""
 
-MAX_LOGPROBS = 100
-"""Alternatives reported per token."""
-
 MAX_REQUEST_ID_CHARS = 256
 
 
@@ -66,7 +63,8 @@ class RequestReader:
         violations = [*self._violations(request)]
         prompt_ids = self._prompt(request, violations)
         sampling = self._sampling(request.sampling, len(prompt_ids))
-        violations += sampling_violations(sampling)
+        wrong = sampling_violations(sampling)
+        violations += [Violation(f"sampling.{one.field}", one.problem) for one in wrong]
         if violations:
             raise InvalidRequest(violations)
         needed = len(prompt_ids) + sampling.max_new_tokens
@@ -77,6 +75,7 @@ class RequestReader:
             request_id=self._name(request),
             prompt_ids=prompt_ids,
             sampling=sampling,
+            with_logprobs=request.sampling.HasField("logprobs"),
             stop=tuple(request.sampling.stop),
             stop_ids=frozenset((*eos_ids, *request.sampling.stop_token_ids)),
             route=self._route(request),
@@ -118,7 +117,7 @@ class RequestReader:
             min_p=params.min_p,
             repetition_penalty=params.repetition_penalty if given("repetition_penalty") else 1.0,
             seed=params.seed if given("seed") else None,
-            logprobs=params.logprobs if given("logprobs") else None,
+            logprobs=params.logprobs,
         )
 
     def _violations(self, request: pb.GenerateRequest) -> list[Violation]:
@@ -129,11 +128,6 @@ class RequestReader:
             ("sampling.n", params.HasField("n") and params.n != 1, f"is {params.n}, only 1 is served"),
             ("sampling.prompt_logprobs", params.HasField("prompt_logprobs"), unserved),
             ("sampling.grammar", bool(params.grammar), unserved),
-            (
-                "sampling.logprobs",
-                params.logprobs > MAX_LOGPROBS,
-                f"is {params.logprobs}, at most {MAX_LOGPROBS}",
-            ),
             ("sampling.stop", "" in params.stop, "has an empty string"),
             ("sampling.stop", len(params.stop) > MAX_STOPS, f"has {len(params.stop)}, at most {MAX_STOPS}"),
             (
