@@ -30,7 +30,7 @@ from common.session.actions import (
 )
 from common.session.messages import DecodeMessage, PrefillMessage, StartPrefill
 from common.session.negotiation import PrefillOffer
-from common.session.prefill_side import PrefillSession, PrefillSessionStatistics
+from common.session.prefill_side import PrefillSession, PrefillSessionStatistics, PrefillState
 from common.slab.segment import SlabSegment
 from common.telemetry.logging import log_fields
 from prefill_service.job import Job, JobResult
@@ -92,10 +92,12 @@ class DecodePeer:
         return await self._outgoing.get()
 
     def close(self) -> None:
-        """The stream has ended; running jobs are stopped, the slab goes when they have ended."""
-        self._carry_out(self._session.close())
-        self._outgoing.put_nowait(None)
+        """The stream has ended; running jobs are stopped, the slab goes when they have ended. Idempotent."""
+        if self._session.state is PrefillState.CLOSED:
+            return
         logger.info("session.closed", extra=log_fields(session=self._number))
+        self._outgoing.put_nowait(None)
+        self._carry_out(self._session.close())
 
     # ---------------------------------------------------------------------- engine
 
