@@ -87,6 +87,8 @@ class Admission:
         self._queue: deque[Ticket] = deque()
         self._live: set[Reservation] = set()
         # Invariant: len(_live) <= _num_lanes; holds every reservation that is not FREE.
+        self._is_granting = False
+        # Invariant: True exactly while `grant_waiting` is on the stack.
         self._num_refused = 0
 
     def offer(self, ticket: Ticket) -> None:
@@ -118,9 +120,19 @@ class Admission:
         self.grant_waiting()
 
     def grant_waiting(self) -> None:
-        """Grant from the head of the queue while it fits; called whenever something came back."""
-        while self._queue and self._fits(self._queue[0]):
-            self._grant(self._queue.popleft())
+        """Grant from the head of the queue while it fits; called whenever something came back.
+
+        A grant may come back at once; the call that is on the stack then looks at the queue again, so that
+        a mass cancel of a long queue does not recurse.
+        """
+        if self._is_granting:
+            return
+        self._is_granting = True
+        try:
+            while self._queue and self._fits(self._queue[0]):
+                self._grant(self._queue.popleft())
+        finally:
+            self._is_granting = False
 
     def statistics(self) -> AdmissionStatistics:
         """Return the counts now."""
