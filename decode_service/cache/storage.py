@@ -1,0 +1,92 @@
+"""The memory that holds the pages of every group.
+
+Theory of operation: per group one tensor [layers, 2, rows, KV heads, head size], a row being the place of one
+token (`tables.py`), keys before values. Token-major, so that a run of adjacent pages is a view both for a
+plain copy and for attention. All of it is written once at construction: a first touch during an import
+would be several times slower than the copy itself.
+
+Ownership: made once by the composition root. The importer and the page writer fill rows through numpy
+views; the backend reads and appends through torch views of the same memory. Who may touch a page when is
+the business of reservations and lanes, not checked here.
+
+Not here: which page belongs to whom (`tables.py` and the pools).
+
+Shapes: R rows (pages x page_tokens), H KV heads, D head size.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.kv.geometry import GroupGeometry, KVGeometry
+from common.model.loader import TORCH_DTYPES
+
+
+class Kind(enum.IntEnum):
+    """Which half of the KV; the value is the position in the tensor."""
+
+    KEYS = 0
+    VALUES = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StorageStatistics:
+    """How much memory the pages take."""
+
+    num_pages: tuple[int, ...]
+    """Pages of each group."""
+
+    group_bytes: tuple[int, ...]
+    """Bytes of each group over all its layers."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes over all groups."""
+        return sum(self.group_bytes)
+
+
+class PagedStorage:
+    """Owns the bytes of every page."""
+
+    def __init__(self, geometry: KVGeometry, num_pages: Sequence[int]) -> None:
+        groups = geometry.groups
+        if len(num_pages) != len(groups) or min(num_pages) < 1:
+            raise ValueError(f"{len(groups)} groups need a page each at least, got {tuple(num_pages)}")
+        self._num_pages = tuple(num_pages)
+        self._tensors = tuple(
+            _touched(group, pages * geometry.page_tokens)
+            for group, pages in zip(groups, num_pages, strict=True)
+        )
+        self._bytes = tuple(_bytes_of(tensor) for tensor in self._tensors)
+
+    def rows(self, group_index: int, group_layer: int, kind: Kind) -> NDArray[np.uint8]:
+        """Return the keys or values of one layer as bytes [R, row_bytes]: a writable view."""
+        rows: NDArray[np.uint8] = self._bytes[group_index][group_layer, kind]
+        return rows
+
+    def key_value(self, group_index: int, group_layer: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values of one layer [R, H, D]: views."""
+        keys_RHD, values_RHD = self._tensors[group_index][group_layer]
+        return keys_RHD, values_RHD
+
+    def statistics(self) -> StorageStatistics:
+        """Return the sizes, which never change."""
+        return StorageStatistics(self._num_pages, tuple(array.nbytes for array in self._bytes))
+
+
+def _touched(group: GroupGeometry, num_rows: int) -> Tensor:
+    shape = (group.num_layers, 2, num_rows, group.num_kv_heads, group.head_dim)
+    return torch.empty(shape, dtype=TORCH_DTYPES[group.dtype]).zero_()
+
+
+def _bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
+    layers, kinds, num_rows, *_ = tensor.shape
+    array: NDArray[np.uint8] = tensor.view(torch.uint8).view(layers, kinds, num_rows, -1).numpy()
+    return array
