@@ -10,7 +10,7 @@ from kvspan.commands.command import EXIT_OK, Command
 from kvspan.commands.flags import parse_flag
 from kvspan.commands.generate import DEFAULT_TARGET
 from kvspan.commands.remote import told_failures
-from kvspan.commands.values import size_text, target_address
+from kvspan.commands.values import rounded_size, target_address
 
 if TYPE_CHECKING:
     from kvspan.v1.decode_pb2 import GetStatusResponse
@@ -61,7 +61,7 @@ def status_lines(status: GetStatusResponse) -> Iterator[str]:
     yield f"prompts: {status.prompts_remote} remote, {status.prompts_local} local"
     for group in status.groups:
         pages = f"{group.used_pages} of {group.total_pages} pages"
-        yield f"group {group.group_index}: {pages} of {size_text(group.page_bytes)} used"
+        yield f"group {group.group_index}: {pages} of {rounded_size(group.page_bytes)} used"
     yield from _peer_lines(status)
 
 
@@ -70,7 +70,7 @@ def _peer_lines(status: GetStatusResponse) -> Iterator[str]:
 
     for peer in status.peers:
         state = SessionState.Name(peer.state).removeprefix("SESSION_STATE_").lower()
-        slab = f"{size_text(peer.slab_leased_bytes)} of {size_text(peer.slab_total_bytes)} leased"
+        slab = f"{rounded_size(peer.slab_leased_bytes)} of {rounded_size(peer.slab_total_bytes)} leased"
         line = f"peer {peer.target}: {state}, {peer.num_transfers} transfers, {peer.num_slots} slots, {slab}"
         yield f"{line}: {peer.problem}" if peer.problem else line
 

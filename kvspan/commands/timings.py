@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvspan.commands.values import size_text
+from kvspan.commands.values import rounded_size
 
 if TYPE_CHECKING:
     from google.protobuf.duration_pb2 import Duration
@@ -19,7 +19,7 @@ def timings_line(last: GenerateResponse) -> str:
     """Return stages in ms, how much of the transfer was hidden, and token counts, from the last response."""
     timings, usage = last.timings, last.usage
     stages = ", ".join(f"{name} {_milliseconds(getattr(timings, name)):.1f} ms" for name in STAGES)
-    num_bytes = size_text(timings.num_bytes)
+    num_bytes = rounded_size(timings.num_bytes)
     spans = f"{timings.num_spans_overlapped} of {timings.num_spans} spans ({num_bytes}) overlapped"
     tokens = (
         f"{usage.prompt_tokens} prompt ({usage.cached_tokens} cached) + {usage.generated_tokens} new tokens"

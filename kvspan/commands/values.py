@@ -82,6 +82,14 @@ def size_text(value: int) -> str:
     return str(value)
 
 
+def rounded_size(num_bytes: int) -> str:
+    """Return bytes for people: in the largest unit of which there is at least one, with one decimal."""
+    for name, unit in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.1f} {name}"
+    return f"{num_bytes} B"
+
+
 def choice(values: Iterable[tuple[str, T]]) -> Callable[[str], T]:
     """Return a parser that takes one of the names and gives the value that stands for it."""
     table = dict(values)

@@ -65,6 +65,6 @@ def test_lines_name_groups_and_peers() -> None:
         "now: 1 queued (limit 9), 3 transferring, 2 decoding, 4 draining",
         "requests: 31 submitted, 19 finished, 6 failed, 5 cancelled, 1 refused",
         "prompts: 23 remote, 8 local",
-        "group 1: 7 of 40 pages of 6KiB used",
-        "peer unix:/p: refused, 3 transfers, 2 slots, 5MiB of 64MiB leased: geometry differs",
+        "group 1: 7 of 40 pages of 6.0 KiB used",
+        "peer unix:/p: refused, 3 transfers, 2 slots, 5.0 MiB of 64.0 MiB leased: geometry differs",
     ]

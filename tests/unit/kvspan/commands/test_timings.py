@@ -27,7 +27,7 @@ def test_line_has_every_stage_in_milliseconds() -> None:
 
     assert line == (
         "queued 0.7 ms, waiting 0.8 ms, prefill 0.9 ms, exposed_transfer 1.0 ms, first_token 1.1 ms, "
-        "decode 1.2 ms, total 1.3 ms | remote stream, 4 of 5 spans (3MiB) overlapped, overlap 75% | "
+        "decode 1.2 ms, total 1.3 ms | remote stream, 4 of 5 spans (3.0 MiB) overlapped, overlap 75% | "
         "11 prompt (2 cached) + 13 new tokens"
     )
 

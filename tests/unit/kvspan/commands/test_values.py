@@ -69,3 +69,11 @@ def test_size_is_written_in_the_largest_unit_that_divides_it(num_bytes: int, tex
     """What help prints can be given back as a flag."""
     assert values.size_text(num_bytes) == text
     assert values.size(1)(text) == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"), [(7, "7 B"), (39040, "38.1 KiB"), (268431360, "256.0 MiB"), (5 << 29, "2.5 GiB")]
+)
+def test_size_for_people_has_one_decimal(num_bytes: int, text: str) -> None:
+    """What was measured is rounded; what was configured is not."""
+    assert values.rounded_size(num_bytes) == text
