@@ -50,14 +50,12 @@ def run_job(job: Job, engine: PrefillEngine, granularity: SpanGranularity, clock
     """
     start = job.target.start
     started_ns = clock.now_ns()
-    geometry = engine.describe().geometry
-    plan = plan_spans(geometry, start.first_token, len(start.token_ids), granularity)
-    writer = SpanWriter(geometry, plan, job.target, clock)
-    try:
+    with job.target.memory:
+        geometry = engine.describe().geometry
+        plan = plan_spans(geometry, start.first_token, len(start.token_ids), granularity)
+        writer = SpanWriter(geometry, plan, job.target, clock)
         logits = engine.prefill(start.token_ids, start.first_token, writer, job.stop.is_set)
         ended_ns = clock.now_ns()
         totals = writer.finish()
-    finally:
-        writer.close()
     timings = SourceTimings(job.accepted_ns, started_ns, ended_ns)
     return JobResult(totals, logits.astype("<f4", copy=False).tobytes(), timings)

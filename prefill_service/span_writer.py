@@ -7,8 +7,10 @@ attention's output to its place. The mode decides only *when*:
     deferred   copy when the layer is done, tell everything in `finish`
     whole      keep the arrays, copy and tell everything in `finish`
 
-Ownership: one writer per job, used on the engine's thread. It holds views of the slab until `close`; a
-span it has told is never written again (rule 5).
+An engine must write every layer of every chunk once, in order; anything else fails the prompt at once. So a
+span is complete when its last layer is written, and one that is told is never written again (rule 5).
+
+Ownership: one writer per job, used on the engine's thread. It writes into memory that the job owns.
 
 Not here: the cut into spans (`common/kv/plan.py`), the stream (`servicer.py`).
 """
@@ -21,10 +23,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import InvariantViolation
+from common.errors import EngineFailed, SpanOutOfRange
 from common.kv.digest import DigestKind, digest
 from common.kv.geometry import GroupGeometry, KVGeometry
-from common.kv.plan import PlannedSpan, SpanPlan
+from common.kv.plan import ChunkPlan, PlannedSpan, SpanPlan
 from common.kv.ranges import Range
 from common.kv.spans import Span, key_range, value_range
 from common.kv.writer import Rows
@@ -49,61 +51,90 @@ class SpanWriter:
     """The `KVWriter` of one transfer."""
 
     def __init__(self, geometry: KVGeometry, plan: SpanPlan, target: SlotTarget, clock: Clock) -> None:
+        """Raises `SpanOutOfRange` when the slot is too small for the plan."""
         if plan.total_bytes > len(target.memory):
-            raise InvariantViolation(f"plan has {plan.total_bytes} bytes, slot {len(target.memory)}")
-        self._groups = geometry.groups
-        self._group_layers = {
+            raise SpanOutOfRange("slot_size", len(target.memory), f"at least {plan.total_bytes}")
+        self._layers = tuple(layer.layer_index for layer in geometry.layers)
+        self._places = {
             layer: (group, position)
-            for group in self._groups
+            for group in geometry.groups
             for position, layer in enumerate(group.layer_indices)
         }
-        self._chunks = {chunk.chunk: chunk for chunk in plan.chunks}
-        self._num_planned = plan.num_spans
+        self._chunks = plan.chunks
         self._target = target
         self._clock = clock
-        self._chunk = Range(0, 0)
-        self._chunk_spans: tuple[PlannedSpan, ...] = ()
-        # Invariant: _chunk_spans are the planned spans of _chunk.
-        self._kept: list[tuple[int, Range, Rows, Rows]] = []
+        self._num_taken = 0
+        # Invariant: writes taken so far; write number n is of layer n % L of chunk n // L.
+        self._chunk_spans: tuple[int, tuple[PlannedSpan, ...]] = (-1, ())
+        # Invariant: start of a chunk, and the planned spans of it.
+        self._kept: list[tuple[int, ChunkPlan, Range, Rows, Rows]] = []
         self._untold: list[Span] = []
-        self._totals = [[0, 0, 0] for _ in self._groups]
+        self._totals = [[0, 0, 0] for _ in geometry.groups]
         self._sequence = 0
 
     def write(self, layer_index: int, tokens: Range, keys: Rows, values: Rows) -> None:
-        """Take the KV of one layer for one chunk; see `KVWriter`."""
+        """Take the KV of one layer for one chunk, or for the part of it that is exported; see `KVWriter`.
+
+        Chunks before the first that is exported are dropped.
+
+        Raises: `EngineFailed` when it is not this layer's and chunk's turn, or rows have another size.
+        """
+        if self._chunks and tokens.stop <= self._chunks[0].chunk.start:
+            return
+        chunk = self._take_turn(layer_index, tokens)
+        self._check_rows(layer_index, tokens, keys, values)
+        self._num_taken += 1
         if self._target.start.mode is TransferMode.WHOLE:
-            self._kept.append((layer_index, tokens, keys, values))
+            self._kept.append((layer_index, chunk, tokens, keys, values))
         else:
-            self._place(layer_index, tokens, keys, values)
+            self._place(layer_index, chunk, tokens, keys, values)
 
     def finish(self) -> tuple[GroupTotals, ...]:
         """Write and tell what the mode held back; return the totals that PrefillDone carries.
 
-        Raises: `InvariantViolation` when the engine left out a layer or a chunk.
+        Raises: `EngineFailed` when the engine left out a layer or a chunk.
         """
-        for layer_index, tokens, keys, values in self._kept:
-            self._place(layer_index, tokens, keys, values)
+        missing = self._next()
+        if missing is not None:
+            raise EngineFailed(f"ended without {_name(*missing)}")
+        for kept in self._kept:
+            self._place(*kept)
         self._kept.clear()
         for span in self._untold:
             self._target.tell(replace(span, told_ns=self._clock.now_ns()))
         self._untold.clear()
-        if self._sequence != self._num_planned:
-            raise InvariantViolation(f"{self._sequence} spans written, {self._num_planned} planned")
         return tuple(GroupTotals(index, *counts) for index, counts in enumerate(self._totals))
 
-    def close(self) -> None:
-        """Let go of the slot's memory; nothing can be written afterwards."""
-        self._kept.clear()
-        self._untold.clear()
-        self._target.memory.release()
+    def _next(self) -> tuple[int, ChunkPlan] | None:
+        """Return the layer and the chunk whose turn it is; None when all were written."""
+        number, position = divmod(self._num_taken, len(self._layers))
+        return (self._layers[position], self._chunks[number]) if number < len(self._chunks) else None
 
-    def _place(self, layer_index: int, tokens: Range, keys: Rows, values: Rows) -> None:
+    def _take_turn(self, layer_index: int, tokens: Range) -> ChunkPlan:
+        """Return the chunk of a write whose turn it is."""
+        expected = self._next()
+        if expected is None:
+            raise EngineFailed(f"wrote layer {layer_index} of tokens {tokens} after the last")
+        layer, planned = expected
+        chunk, first_token = planned.chunk, self._target.start.first_token
+        is_whole = chunk.start <= tokens.start <= max(chunk.start, first_token) and tokens.stop == chunk.stop
+        if layer_index != layer or not is_whole:
+            raise EngineFailed(f"wrote layer {layer_index} of tokens {tokens} before {_name(*expected)}")
+        return planned
+
+    def _check_rows(self, layer_index: int, tokens: Range, keys: Rows, values: Rows) -> None:
+        row_bytes = self._places[layer_index][0].row_bytes
+        for rows in (keys, values):
+            if len(rows) != len(tokens) or rows.nbytes != len(tokens) * row_bytes:
+                shape = f"{len(rows)} rows, {rows.nbytes} bytes"
+                raise EngineFailed(f"layer {layer_index}: {shape}, not {len(tokens)} of {row_bytes} bytes")
+
+    def _place(self, layer_index: int, chunk: ChunkPlan, tokens: Range, keys: Rows, values: Rows) -> None:
         """Copy the rows of one layer into every planned span that wants them."""
-        if tokens != self._chunk:
-            planned = self._chunks.get(tokens)
-            self._chunk, self._chunk_spans = tokens, planned.spans if planned else ()
-        group, position = self._group_layers[layer_index]
-        for span in self._chunk_spans:
+        if self._chunk_spans[0] != chunk.chunk.start:
+            self._chunk_spans = (chunk.chunk.start, chunk.spans)
+        group, position = self._places[layer_index]
+        for span in self._chunk_spans[1]:
             if span.group_index != group.group_index or not span.layers.start <= position < span.layers.stop:
                 continue
             rows = slice(span.tokens.start - tokens.start, span.tokens.stop - tokens.start)
@@ -155,3 +186,7 @@ class SpanWriter:
         counts[0] += 1
         counts[1] += span.length
         counts[2] += len(span.layers) * len(span.tokens)
+
+
+def _name(layer_index: int, chunk: ChunkPlan) -> str:
+    return f"layer {layer_index} of tokens {chunk.chunk}"

@@ -1,0 +1,124 @@
+"""An engine and a backend without a model: KV that is a function of its place, and tokens that count up.
+
+Theory of operation: every row of every layer has bytes of its own, so that a byte in the wrong place never
+passes. A test steers both by hooks that they call on their own thread; nothing here waits for time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from common.errors import Cancelled
+from common.kv.geometry import GroupGeometry, KVGeometry
+from common.kv.ranges import Range
+from common.kv.writer import KVWriter, Rows
+from decode_service.backends.base import BackendDescription, BackendStatistics, LaneStep
+from decode_service.cache.storage import Kind
+from prefill_service.engines.base import EngineDescription
+
+
+def pattern(group: GroupGeometry, layer_index: int, kind: Kind, tokens: Range, seed: int = 0) -> Rows:
+    """Return the keys or values of one model layer: bytes [T, H, row_bytes / H], different in every row."""
+    rows = b"".join(
+        hashlib.shake_128(f"{seed}/{layer_index}/{kind.value}/{position}".encode()).digest(group.row_bytes)
+        for position in tokens
+    )
+    shape = (len(tokens), group.num_kv_heads, group.row_bytes // group.num_kv_heads)
+    return np.frombuffer(rows, dtype=np.uint8).reshape(shape)
+
+
+class PatternEngine:
+    """A `PrefillEngine` whose KV is `pattern` and whose seed is the sum of the prompt."""
+
+    def __init__(self, geometry: KVGeometry, chunk_tokens: int = 8, max_prompt_tokens: int = 64) -> None:
+        self._description = EngineDescription(
+            "pattern", geometry, chunk_tokens, max_prompt_tokens, ("bytes of shake-128",)
+        )
+        self.on_layer: Callable[[Range, int], None] = lambda chunk, layer_index: None
+        """Called on the engine's thread before each layer of each chunk."""
+
+        self.writes_exported_only = False
+        """Whether it cuts the first chunk at the first token instead of handing over all it computed."""
+
+        self.skipped: set[int] = set()
+        """Model layers that it leaves out: a fault."""
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Longest prompt."""
+        return self._description.max_prompt_tokens
+
+    def describe(self) -> EngineDescription:
+        """See `PrefillEngine`."""
+        return self._description
+
+    def prefill(
+        self,
+        token_ids: Sequence[int],
+        first_token: int,
+        writer: KVWriter,
+        is_cancelled: Callable[[], bool],
+    ) -> NDArray[np.float32]:
+        """See `PrefillEngine`."""
+        geometry, step = self._description.geometry, self._description.chunk_tokens
+        groups = {layer: group for group in geometry.groups for layer in group.layer_indices}
+        for start in range(first_token // step * step, len(token_ids), step):
+            chunk = Range(start, min(start + step, len(token_ids)))
+            for layer in sorted(groups):
+                if is_cancelled():
+                    raise Cancelled("told to stop")
+                self.on_layer(chunk, layer)
+                if layer not in self.skipped:
+                    start = max(chunk.start, first_token) if self.writes_exported_only else chunk.start
+                    told = Range(start, chunk.stop)
+                    rows = [pattern(groups[layer], layer, kind, told, sum(token_ids)) for kind in Kind]
+                    writer.write(layer, told, *rows)
+        return one_hot(geometry.vocab_size, (token_ids[-1] + 1) % geometry.vocab_size)
+
+
+def one_hot(vocab_size: int, token_id: int) -> NDArray[np.float32]:
+    """Return logits that leave no doubt."""
+    logits = np.zeros(vocab_size, dtype=np.float32)
+    logits[token_id] = 20
+    return logits
+
+
+class CountingBackend:
+    """A `DecodeBackend` that follows each token with the next number."""
+
+    def __init__(self, geometry: KVGeometry, max_lanes: int = 5) -> None:
+        self._description = BackendDescription("counting", geometry, max_lanes, True, ())
+        self.batches: list[tuple[LaneStep, ...]] = []
+        """Every step's lanes, those of a step that failed included."""
+
+        self.on_step: Callable[[int], None] = lambda number: None
+        """Called on the step loop's thread at the start of each step with its number, from 0."""
+
+        self.poisoned: set[int] = set()
+        """Tokens after which the logits are no numbers: a fault of one lane."""
+
+    def describe(self) -> BackendDescription:
+        """See `DecodeBackend`."""
+        return self._description
+
+    def step(self, batch: Sequence[LaneStep]) -> torch.Tensor:
+        """See `DecodeBackend`."""
+        self.batches.append(tuple(batch))
+        self.on_step(len(self.batches) - 1)
+        vocab_size = self._description.geometry.vocab_size
+        rows = [
+            np.full(vocab_size, np.nan, dtype=np.float32)
+            if lane.token_id in self.poisoned
+            else one_hot(vocab_size, (lane.token_id + 1) % vocab_size)
+            for lane in batch
+        ]
+        return torch.from_numpy(np.stack(rows))
+
+    def statistics(self) -> BackendStatistics:
+        """See `DecodeBackend`."""
+        return BackendStatistics(len(self.batches), sum(map(len, self.batches)))
