@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from common.errors import ConfigError, KVSpanError
+from kvspan.bench.command import BENCH
 from kvspan.commands.check import CHECK
 from kvspan.commands.command import EXIT_FAILED, EXIT_USAGE, Command, CommandFailed
 from kvspan.commands.demo import DEMO
@@ -27,7 +28,7 @@ from kvspan.commands.up import UP
 EXIT_INTERRUPTED = 130
 """What shells give a program that Ctrl-C ended."""
 
-COMMANDS: tuple[Command, ...] = (UP, PREFILL, DECODE, GENERATE, STATUS, CHECK, HEALTH, DEMO)
+COMMANDS: tuple[Command, ...] = (UP, PREFILL, DECODE, GENERATE, STATUS, CHECK, HEALTH, DEMO, BENCH)
 """Every command, in the order of the help."""
 
 
@@ -50,6 +51,8 @@ def make_parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
+    # The C core of grpc reports every ordinary end of a connection otherwise.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     arguments = make_parser(COMMANDS).parse_args(argv)
     command: Command = arguments.command
     try:
