@@ -41,7 +41,7 @@ parity: install
 	$(BIN)/pytest tests/parity
 
 bench: install
-	$(BIN)/kvspan bench
+	$(BIN)/kvspan bench quick
 
 stubs: install
 	$(BIN)/python scripts/generate_stubs.py

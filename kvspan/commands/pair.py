@@ -53,6 +53,11 @@ class Child:
         )
         return cls(name, process)
 
+    @property
+    def pid(self) -> int:
+        """Return its process id."""
+        return self._process.pid
+
     async def read_address(self) -> str:
         """Return the address of the `ready` line; raise ChildEnded when the child ends without one."""
         assert self._process.stdout is not None
@@ -123,6 +128,11 @@ class Pair:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Return the process ids by the names `decode` and `prefill`."""
+        return {child.name: child.pid for child in self._children}
 
     async def read_addresses(self) -> tuple[str, str]:
         """Return the addresses of decode and prefill, once both serve."""

@@ -1,0 +1,110 @@
+"""What the numbers of `bench quick` should be, and whether they are.
+
+Theory of operation: a target holds for the median of a ratio, which is taken inside each round. A target
+without samples has no verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from kvspan.bench.arms import GENERATE, KVSPAN, LOCAL, STREAM, STREAM_AGAIN, WHOLE, Arm
+from kvspan.bench.records import DecodeSample, IdleSample, Run, TransferSample
+from kvspan.bench.summary import Spread, paired_ratios, spread
+
+TTFT_LIMIT = 1.05
+TTFT_PROMPTS = (512, 2048)
+"""Prompt lengths for which the limit holds; shorter ones are shown."""
+
+EXPOSED_LIMIT = 0.2
+EXPOSED_PROMPTS = (2048,)
+SLOWDOWN_LIMIT = 1.05
+DECODE_FLOORS = {16: 1.5}
+"""By lanes; 1.0 for any other number."""
+
+IDLE_LIMIT = 0.02
+"""Cores of the pair."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One measured ratio and what it should be."""
+
+    name: str
+    measured: Spread
+    limit: float | None
+    """None for a ratio that is only shown."""
+
+    is_ceiling: bool = True
+    """Whether the limit is the most, or the least, that is right."""
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the median is on the right side of its limit; true without one."""
+        if self.limit is None:
+            return True
+        return self.measured.median <= self.limit if self.is_ceiling else self.measured.median >= self.limit
+
+
+def verdicts(run: Run) -> Iterator[Verdict]:
+    """Yield every ratio that the samples of a run allow."""
+    transfers = [s for s in run.samples if isinstance(s, TransferSample) and s.round_index >= 0]
+    for length in sorted({sample.prompt_tokens for sample in transfers}):
+        yield from _transfer_verdicts(length, [s for s in transfers if s.prompt_tokens == length])
+    decodes = [s for s in run.samples if isinstance(s, DecodeSample) and s.round_index >= 0]
+    for lanes in sorted({sample.lanes for sample in decodes}):
+        yield from _decode_verdicts(lanes, [s for s in decodes if s.lanes == lanes])
+    idle = [s.cores for s in run.samples if isinstance(s, IdleSample) and s.round_index >= 0]
+    if idle:
+        yield Verdict("idle pair, cores used", spread(idle), IDLE_LIMIT)
+
+
+def _transfer_verdicts(length: int, samples: list[TransferSample]) -> Iterator[Verdict]:
+    def compare(
+        name: str, arms: tuple[Arm, Arm], value: Callable[[TransferSample], float]
+    ) -> Iterator[Spread]:
+        above, below = ({s.round_index: value(s) for s in samples if s.arm == arm.name} for arm in arms)
+        ratios = paired_ratios(above, below)
+        if ratios:
+            yield spread(ratios)
+
+    at = f"at {length} tokens"
+    rows = (
+        ("TTFT, stream / local", (STREAM, LOCAL), _ttft, TTFT_LIMIT if length in TTFT_PROMPTS else None),
+        ("TTFT, stream / whole", (STREAM, WHOLE), _ttft, None),
+        ("TTFT, stream again / stream", (STREAM_AGAIN, STREAM), _ttft, None),
+        (
+            "exposed transfer, stream / whole",
+            (STREAM, WHOLE),
+            _exposed,
+            EXPOSED_LIMIT if length in EXPOSED_PROMPTS else None,
+        ),
+        ("engine time, stream / whole", (STREAM, WHOLE), _engine, SLOWDOWN_LIMIT),
+        ("engine time, stream again / stream", (STREAM_AGAIN, STREAM), _engine, None),
+    )
+    for name, arms, value, limit in rows:
+        for measured in compare(name, arms, value):
+            yield Verdict(f"{name}, {at}", measured, limit)
+
+
+def _decode_verdicts(lanes: int, samples: list[DecodeSample]) -> Iterator[Verdict]:
+    ours, theirs = (
+        {s.round_index: s.tokens_per_s for s in samples if s.decoder == name} for name in (KVSPAN, GENERATE)
+    )
+    ratios = paired_ratios(ours, theirs)
+    if ratios:
+        name = f"decode tokens/s, pair / generate, {lanes} {'lane' if lanes == 1 else 'lanes'}"
+        yield Verdict(name, spread(ratios), DECODE_FLOORS.get(lanes, 1.0), is_ceiling=False)
+
+
+def _ttft(sample: TransferSample) -> float:
+    return sample.ttft_s
+
+
+def _exposed(sample: TransferSample) -> float:
+    return sample.exposed_s
+
+
+def _engine(sample: TransferSample) -> float:
+    return sample.prefill_s
