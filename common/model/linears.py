@@ -16,7 +16,7 @@ its sum: another order shows in almost every element, even in bfloat16, where re
 Ownership: a packed layer frees its weight. A weight that another module holds too (tied embeddings) stays
 with that module. Fingerprints have to be taken before.
 
-Not here: attention (`attention.py`).
+Not here: attention (`attention.py`), how activations are made independent (`activations.py`).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common.errors import EngineFailed
+from common.model.activations import stabilise_activations
 
 Product = Callable[[Tensor], Tensor]
 """Rows [N, in] to rows [N, out]."""
@@ -134,7 +135,7 @@ class StableLinear(nn.Module):
 
 
 def stabilise(model: nn.Module, max_rows: int) -> LinearReport:
-    """Replace every linear layer of `model` by one whose rows are independent of the batch; idempotent.
+    """Make the rows of every linear layer and activation of `model` independent of the batch.
 
     `max_rows` is the largest decode batch, and the same on both services. Raises EngineFailed when some
     shape has no such kernel; the model may then be half replaced and must not be used.
@@ -151,6 +152,7 @@ def stabilise(model: nn.Module, max_rows: int) -> LinearReport:
         product = make_product(kernels[shape].is_packed, linear.weight.detach(), _bias(linear))
         setattr(parent, name, StableLinear(shape, kernels[shape], product))
         num_linears += 1
+    stabilise_activations(model)
     return LinearReport(tuple(kernels.items()), num_linears)
 
 
