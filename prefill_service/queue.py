@@ -47,7 +47,9 @@ class JobQueue(Generic[JobT]):
 
     async def take(self) -> JobT:
         """Wait for a job and take the oldest."""
-        await self._filled.wait()
+        # A job may be gone again before the consumer that it woke has its turn.
+        while not self._jobs:
+            await self._filled.wait()
         key = next(iter(self._jobs))
         job = self._jobs[key]
         self.remove(key)
