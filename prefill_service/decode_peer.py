@@ -31,6 +31,7 @@ from common.session.actions import (
 from common.session.messages import DecodeMessage, PrefillMessage, StartPrefill
 from common.session.negotiation import PrefillOffer
 from common.session.prefill_side import PrefillSession, PrefillSessionStatistics, PrefillState
+from common.slab.header import HEADER_BYTES
 from common.slab.segment import SlabSegment
 from common.telemetry.logging import log_fields
 from prefill_service.job import Job, JobResult
@@ -59,7 +60,7 @@ class DecodePeer:
         self._number = number
         self._context = context
         self._loop = asyncio.get_running_loop()
-        self._session = PrefillSession(context.offer)
+        self._session = PrefillSession(context.offer, HEADER_BYTES)
         self._slab: SlabSegment | None = None
         self._jobs: dict[int, Job] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}

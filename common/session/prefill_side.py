@@ -124,8 +124,10 @@ class _Job:
 class PrefillSession:
     """State machine of one session; every method returns the actions to carry out."""
 
-    def __init__(self, offer: PrefillOffer) -> None:
+    def __init__(self, offer: PrefillOffer, data_start: int = 0) -> None:
+        """Wait for Hello; `data_start` is the first byte of the slab that a slot may use."""
         self._offer = offer
+        self._data_start = data_start
         self._state = PrefillState.WAITING
         self._hello: Hello | None = None
         self._agreement: Agreement | None = None
@@ -324,6 +326,8 @@ class PrefillSession:
             held = Range(job.start.slot_offset, job.start.slot_offset + job.start.slot_size)
             if held.overlaps(wanted):
                 return f"slot {wanted} overlaps {held} of transfer {job.start.transfer_id}"
+        if wanted.start < self._data_start:
+            return f"slot begins at byte {wanted.start}, the data of the slab at {self._data_start}"
         return ""
 
     def _cancelled(self, message: CancelPrefill) -> tuple[PrefillAction, ...]:

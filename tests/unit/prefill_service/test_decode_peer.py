@@ -1,0 +1,237 @@
+"""One session of the prefill service: what it says, what it keeps mapped, and when it is gone."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.errors import EngineFailed, GeometryMismatch, LeaseExpired, SlabNotShared
+from common.kv.digest import DigestKind, digest
+from common.session.messages import (
+    PrefillAccepted,
+    PrefillCancelled,
+    PrefillDone,
+    PrefillFailed,
+    SlabHandle,
+    Welcome,
+)
+from tests.support.factories import make_geometry
+from tests.support.prefill_peers import PeerDesk, make_engine, make_peer_desk, spans_of
+from tests.support.sessions import NONCE, make_hello, make_identity, make_spans, make_start, make_totals
+
+pytestmark = pytest.mark.usefixtures("leak_check")
+
+
+@pytest.fixture
+async def desk(slab_dir: Path) -> AsyncIterator[PeerDesk]:
+    """A session that waits for Hello."""
+    with make_peer_desk(slab_dir) as desk:
+        yield desk
+        desk.peer.check_integrity()
+        desk.peer.close()
+        assert desk.idle == [desk.peer]
+
+
+async def test_hello_maps_the_slab_and_answers_with_its_nonce(desk: PeerDesk) -> None:
+    """The nonce proves that both see the same memory."""
+    welcome = await desk.greet()
+
+    assert isinstance(welcome, Welcome)
+    assert welcome.nonce == desk.slab.nonce != NONCE
+    assert desk.num_mappings == 2
+
+
+async def test_a_slab_that_cannot_be_mapped_is_refused_by_name(desk: PeerDesk) -> None:
+    """The two services do not share the slab directory."""
+    name = "kvspan-000000000000000000000000.slab"
+    hello = make_hello()
+
+    with pytest.raises(SlabNotShared, match=name):
+        desk.peer.receive(replace(hello, slab=SlabHandle(name, 65_536, hello.slab.layout)))
+
+
+async def test_a_peer_that_does_not_fit_maps_nothing(desk: PeerDesk) -> None:
+    """Differences are found before memory is touched."""
+    with pytest.raises(GeometryMismatch):
+        desk.peer.receive(make_hello(make_identity(make_geometry(head_dim=16))))
+
+    assert desk.num_mappings == 1
+
+
+async def test_a_start_is_accepted_and_queued(desk: PeerDesk) -> None:
+    """The job has the slot's bytes and nothing beside them."""
+    await desk.greet()
+
+    start = make_start()
+    desk.peer.receive(start)
+
+    assert await desk.peer.next_message() == PrefillAccepted(21, 1, 0)
+    job = await desk.take()
+    assert (job.key, len(job.target.memory)) == ((3, 21), start.slot_size)
+    job.target.memory[:3] = b"abc"
+    assert bytes(desk.slab.view(start.slot_offset, 3)) == b"abc"
+    await desk.run(job)
+
+
+async def test_a_job_is_told_span_by_span_and_then_done(desk: PeerDesk) -> None:
+    """Every span before the end, and what decode reads is what was told."""
+    await desk.greet()
+    start = await desk.start()
+    expected = [(span.offset, span.length) for span in make_spans(start)]
+
+    await desk.run(await desk.take())
+
+    *told, done = await desk.said(len(expected) + 1)
+    spans = spans_of(told)
+    assert [(span.offset, span.length) for span in spans] == expected
+    for span in spans:
+        assert span.digest == digest(DigestKind.XXH3_64, desk.slab.view(span.offset, span.length))
+    assert isinstance(done, PrefillDone)
+    assert done.totals == make_totals(spans)
+    assert desk.peer.statistics().num_jobs == 0
+
+
+async def test_a_queued_job_is_cancelled_at_once(desk: PeerDesk) -> None:
+    """It leaves the queue, and nothing of its slot can be written."""
+    await desk.greet()
+    await desk.start(21)
+    await desk.start(22)
+
+    desk.cancel(21)
+
+    assert await desk.said(1) == [PrefillCancelled(21, 1)]
+    assert len(desk.queue) == 1
+    assert desk.peer.statistics().pinned_bytes == 8192
+    job = await desk.take()
+    assert job.key == (3, 22)
+    await desk.run(job)
+
+
+async def test_a_running_job_says_cancelled_only_when_the_engine_has_ended(desk: PeerDesk) -> None:
+    """The word is the proof that no byte moves any more; spans written meanwhile are not told."""
+    await desk.greet()
+    await desk.start()
+    job = await desk.take()
+
+    desk.cancel()
+    assert job.stop.is_set()
+    assert desk.peer.statistics().num_jobs == 1
+    job.stop.clear()
+    await desk.run(job)
+
+    assert await desk.said(1) == [PrefillCancelled(21, 1)]
+    assert desk.peer.statistics().dropped_spans == 6
+    assert desk.peer.statistics().num_jobs == 0
+
+
+async def test_an_engine_that_fails_fails_its_job_alone(desk: PeerDesk) -> None:
+    """The reason travels, and the next job runs."""
+    await desk.greet()
+    await desk.start(21)
+    await desk.start(22)
+    engine = make_engine()
+    engine.skipped = {0}
+
+    await desk.run(await desk.take(), engine)
+    await desk.run(await desk.take())
+
+    failed, *told = await desk.said(8)
+    assert isinstance(failed, PrefillFailed)
+    assert (failed.transfer_id, failed.reason) == (21, EngineFailed.code)
+    assert len(spans_of(told)) == 6
+    assert isinstance(told[-1], PrefillDone)
+
+
+async def test_a_queued_job_fails_when_its_time_is_over(desk: PeerDesk) -> None:
+    """The lease ends by the producer's own clock, without any message of decode."""
+    await desk.greet()
+    await desk.start(time_limit_s=0.001)
+
+    (failed,) = await desk.said(1)
+
+    assert isinstance(failed, PrefillFailed)
+    assert failed.reason == LeaseExpired.code
+    assert len(desk.queue) == 0
+
+
+async def test_a_running_job_is_stopped_when_its_time_is_over(desk: PeerDesk) -> None:
+    """The engine is told to stop, and the verdict waits for its end."""
+    await desk.greet()
+    await desk.start(time_limit_s=0.001)
+    job = await desk.take()
+
+    await asyncio.to_thread(job.stop.wait)
+    assert desk.peer.statistics().num_jobs == 1
+    await desk.run(job)
+
+    (failed,) = await desk.said(1)
+    assert isinstance(failed, PrefillFailed)
+    assert failed.reason == LeaseExpired.code
+
+
+async def test_closing_with_queued_jobs_frees_the_slab_at_once(desk: PeerDesk) -> None:
+    """Nobody writes, so nothing has to be waited for."""
+    await desk.greet()
+    await desk.start(21)
+    await desk.start(22)
+
+    desk.peer.close()
+
+    assert (len(desk.queue), desk.num_mappings) == (0, 1)
+    assert desk.idle == [desk.peer]
+    assert await desk.said(1) == [None]
+
+
+async def test_closing_while_the_engine_runs_keeps_the_slab_until_it_ends(desk: PeerDesk) -> None:
+    """A producer never writes into memory that is gone, and says nothing more."""
+    await desk.greet()
+    await desk.start(21)
+    await desk.start(22)
+    job = await desk.take()
+
+    desk.peer.close()
+    assert job.stop.is_set()
+    assert (len(desk.queue), desk.num_mappings, desk.idle) == (0, 2, [])
+    await desk.run(job)
+
+    assert desk.num_mappings == 1
+    assert desk.idle == [desk.peer]
+    assert await desk.said(1) == [None]
+
+
+async def test_closing_twice_is_closing_once(desk: PeerDesk) -> None:
+    """Reader and writer of a stream both end it."""
+    await desk.greet()
+    desk.peer.close()
+    desk.peer.close()
+
+    assert desk.idle == [desk.peer]
+
+
+async def test_messages_after_the_end_are_counted(desk: PeerDesk) -> None:
+    """What was on its way when the stream broke does no harm."""
+    await desk.greet()
+    desk.peer.close()
+
+    desk.peer.receive(make_start())
+
+    assert desk.peer.statistics().unknown_messages == 1
+    assert len(desk.queue) == 0
+
+
+@pytest.mark.parametrize(("offset", "size"), [(0, 4096), (4095, 64), (65_536, 64), (61_440, 8192)])
+async def test_a_slot_outside_the_slab_s_data_fails_its_transfer_alone(
+    desk: PeerDesk, offset: int, size: int
+) -> None:
+    """The header is nobody's to write; the session goes on."""
+    await desk.greet()
+
+    desk.peer.receive(replace(make_start(21), slot_offset=offset, slot_size=size))
+
+    (failed,) = await desk.said(1)
+    assert isinstance(failed, PrefillFailed)
+    assert failed.reason == "START_REFUSED"
+    await desk.start(22)
+    desk.cancel(22)
