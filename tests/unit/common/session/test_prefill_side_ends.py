@@ -212,6 +212,17 @@ def test_a_closed_session_stops_running_jobs_and_drops_queued_ones() -> None:
     assert session.close() == ()
 
 
+def test_the_slab_is_idle_only_after_the_last_of_several_engines() -> None:
+    """The rule does not lean on there being one engine thread."""
+    session = make_running_job()
+    session.receive(OTHER)
+    session.engine_started(22)
+    session.close()
+
+    assert finish_job(session) == ()
+    assert session.engine_failed(22, FAILURE) == (IDLE,)
+
+
 def test_integrity_finds_a_running_job_in_a_closed_session() -> None:
     """The check itself can fail."""
     session = make_running_job()
