@@ -38,7 +38,7 @@ check: install
 	$(BIN)/docker-compose -f compose.yaml config -q
 
 parity: install
-	$(BIN)/pytest tests/parity
+	$(BIN)/pytest tests/parity --full-parity
 
 bench: install
 	$(BIN)/kvspan bench quick

@@ -4,7 +4,9 @@ Theory of operation: the child answers one JSON line with one JSON line until it
 tokenises, so that the measuring process loads no model library at all. Between orders it sleeps.
 
     {"do": "tokenise", "text": ...}                  -> {"token_ids": [...]}
-    {"do": "generate", "prompts": [[...]], "num_tokens": n} -> {"times_ns": [...]}   one for each step
+    {"do": "generate", "prompts": [[...]], "num_tokens": n} -> {"token_ids": [[...]], "times_ns": [...]}
+
+`times_ns` has one time for each step, the one over the prompts included.
 
 Ownership: `Baseline` owns the child; leaving its context ends it.
 """
@@ -18,14 +20,29 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from common.runtime import end_with_parent
 from kvspan.commands.command import CommandFailed
 
+if TYPE_CHECKING:
+    from common.model.reference import Reference
+
 LINE_LIMIT = 1 << 26
 """Longest line between the two processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What the baseline made of a batch."""
+
+    token_ids: tuple[tuple[int, ...], ...]
+    """One row a prompt."""
+
+    times_ns: tuple[int, ...]
+    """When each step ended (CLOCK_MONOTONIC), the one over the prompts first."""
 
 
 class Baseline:
@@ -62,10 +79,11 @@ class Baseline:
         answer = await self._ask({"do": "tokenise", "text": text})
         return tuple(answer["token_ids"])
 
-    async def generate(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> tuple[int, ...]:
-        """Generate from prompts of one length; return when each step ended, in ns, the prompt's first."""
+    async def generate(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> Generated:
+        """Generate `num_tokens` tokens from each of some prompts of one length."""
         order = {"do": "generate", "prompts": [list(prompt) for prompt in prompts], "num_tokens": num_tokens}
-        return tuple((await self._ask(order))["times_ns"])
+        answer = await self._ask(order)
+        return Generated(tuple(map(tuple, answer["token_ids"])), tuple(answer["times_ns"]))
 
     async def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -91,14 +109,14 @@ def serve(model: str, dtype: str, threads: int) -> None:
         if order["do"] == "tokenise":
             answer = {"token_ids": loaded.tokenizer.encode(order["text"])}
         else:
-            answer = {"times_ns": _timed(reference, order["prompts"], order["num_tokens"])}
+            answer = _generate(reference, order["prompts"], order["num_tokens"])
         print(json.dumps(answer), flush=True)
 
 
-def _timed(reference: Any, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[int]:
+def _generate(reference: Reference, prompts: Sequence[Sequence[int]], num_tokens: int) -> dict[str, Any]:
     times_ns: list[int] = []
-    reference.generate(prompts, num_tokens, lambda: times_ns.append(time.monotonic_ns()))
-    return times_ns
+    token_ids = reference.generate(prompts, num_tokens, lambda: times_ns.append(time.monotonic_ns()))
+    return {"token_ids": token_ids, "times_ns": times_ns}
 
 
 def main(arguments: Sequence[str]) -> int:

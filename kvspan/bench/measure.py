@@ -110,7 +110,7 @@ async def measure_generate(
     baseline: Baseline, prompts: Sequence[Prompt], num_steps: int, round_index: int
 ) -> DecodeSample:
     """Return `num_steps` steps of a static batch; the first step after the prompt does not count."""
-    times_ns = await baseline.generate(prompts, num_steps + 2)
+    times_ns = (await baseline.generate(prompts, num_steps + 2)).times_ns
     lanes, context = len(prompts), len(prompts[0]) + 2
     return DecodeSample(round_index, GENERATE, lanes, context, lanes * num_steps, steps_s(times_ns[1:]))
 
