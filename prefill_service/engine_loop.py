@@ -4,8 +4,8 @@ Theory of operation: the event loop takes the oldest job, asks its peer whether 
 on the one engine thread and hands the outcome back. The event loop never computes, the thread never touches
 the session.
 
-Ownership: one per service; owns the thread. `run` is cancelled to stop it and returns only when the thread
-is idle.
+Ownership: one per service; owns the thread. `run` is cancelled to stop it: it then stops the running job and
+ends only when the thread has.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 from common.errors import EngineFailed, InvariantViolation, KVSpanError
 from common.kv.plan import SpanGranularity
@@ -58,31 +57,50 @@ class EngineLoop:
             logger.warning("engine.still_busy", extra=log_fields(limit_s=limit_s, queued=len(self._queue)))
 
     async def run(self, peer_of: Callable[[int], DecodePeer]) -> None:
-        """Run jobs until cancelled; `peer_of` finds a peer by session number."""
+        """Run jobs until cancelled; `peer_of` finds a peer by session number.
+
+        Raises: `InvariantViolation` of the engine or the writer, which is no failure of one job.
+        """
         try:
             while True:
                 job = await self._queue.take()
                 peer = peer_of(job.session_number)
                 if peer.start(job):
-                    peer.finish(job, await self._compute(job))
+                    await self._run_job(job, peer)
         finally:
-            if self._running is not None:
-                self._running.stop.set()
             await asyncio.to_thread(self._thread.shutdown)
 
-    async def _compute(self, job: Job) -> JobResult | KVSpanError:
+    async def _run_job(self, job: Job, peer: DecodePeer) -> None:
+        """Run a job and tell its peer how it ended.
+
+        When cancelled, it stops the engine and waits for its end first: only then may the slab go.
+        """
+        work = asyncio.get_running_loop().run_in_executor(
+            self._thread, run_job, job, self._engine, self._granularity, self._clock
+        )
         self._running = job
-        loop = asyncio.get_running_loop()
-        work = partial(run_job, job, self._engine, self._granularity, self._clock)
         try:
-            return await loop.run_in_executor(self._thread, work)
-        except KVSpanError as error:
-            return error
-        except InvariantViolation:
+            await asyncio.wait([work])
+        except asyncio.CancelledError:
+            job.stop.set()
+            await asyncio.wait([work])
             raise
-        except Exception as error:  # whatever an engine raises fails this one job
-            logger.exception("engine.failed", extra=log_fields(transfer_id=job.target.start.transfer_id))
-            return EngineFailed(f"{type(error).__name__}: {error}")
         finally:
             self._running = None
             self._job_ended.set()
+            if work.done():
+                peer.finish(job, _outcome(job, work))
+        if isinstance(work.exception(), InvariantViolation):
+            work.result()
+
+
+def _outcome(job: Job, work: asyncio.Future[JobResult]) -> JobResult | KVSpanError:
+    """Return what ended a job; whatever an engine raises is its failure."""
+    error = work.exception()
+    if error is None:
+        return work.result()
+    if isinstance(error, KVSpanError):
+        return error
+    fields = log_fields(transfer_id=job.target.start.transfer_id)
+    logger.error("engine.failed", exc_info=error, extra=fields)
+    return EngineFailed(f"{type(error).__name__}: {error}")

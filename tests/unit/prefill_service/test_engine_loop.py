@@ -1,0 +1,213 @@
+"""Jobs of all sessions on the one thread of the engine."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from common.errors import EngineFailed, InvariantViolation
+from common.kv.ranges import Range
+from common.runtime.clock import ManualClock
+from common.session.messages import PrefillCancelled, PrefillDone, PrefillFailed
+from prefill_service.decode_peer import DecodePeer
+from prefill_service.engine_loop import EngineLoop
+from prefill_service.job import Job
+from prefill_service.queue import JobQueue
+from tests.support.fakes import PatternEngine
+from tests.support.prefill_peers import PeerDesk, make_engine, make_peer_desk
+from tests.support.sessions import GRANULARITY
+
+pytestmark = pytest.mark.usefixtures("leak_check")
+
+
+class Bench:
+    """An engine loop with two sessions; its engine can be held at a layer."""
+
+    def __init__(self, first: PeerDesk, second: PeerDesk, queue: JobQueue[Job]) -> None:
+        self.first, self.second = first, second
+        self.engine: PatternEngine = make_engine()
+        self.loop = EngineLoop(self.engine, GRANULARITY, queue, ManualClock())
+        self.entered, self.may_go = asyncio.Event(), threading.Event()
+        self._peers = {desk.peer.number: desk.peer for desk in (first, second)}
+        self.task = asyncio.create_task(self.loop.run(self._peer))
+
+    def _peer(self, number: int) -> DecodePeer:
+        return self._peers[number]
+
+    def hold(self) -> None:
+        """Stop the engine at its next layer until `may_go` is set."""
+        loop = asyncio.get_running_loop()
+
+        def on_layer(chunk: Range, layer: int) -> None:
+            loop.call_soon_threadsafe(self.entered.set)
+            self.may_go.wait()
+
+        self.engine.on_layer = on_layer
+
+    async def stop(self) -> None:
+        """Cancel the loop; raises what ended it before."""
+        self.may_go.set()
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def make_bench(slab_dir: Path) -> AsyncIterator[Bench]:
+    """Yield an idle bench; everything ends with it."""
+    queue: JobQueue[Job] = JobQueue()
+    with make_peer_desk(slab_dir, queue, 1) as first, make_peer_desk(slab_dir, queue, 2) as second:
+        bench = Bench(first, second, queue)
+        await first.greet()
+        await second.greet()
+        yield bench
+        first.peer.close()
+        second.peer.close()
+        await bench.stop()
+        assert (len(first.idle), len(second.idle)) == (1, 1)
+
+
+async def test_jobs_of_two_sessions_run_one_after_another(slab_dir: Path) -> None:
+    """Equal transfer ids of two sessions are two jobs; each peer hears of its own."""
+    async with make_bench(slab_dir) as bench:
+        await bench.first.start()
+        await bench.second.start()
+
+        for desk in (bench.first, bench.second):
+            assert isinstance((await desk.said(7))[-1], PrefillDone)
+
+
+async def test_whatever_an_engine_raises_fails_that_job_alone(
+    slab_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The exception reaches decode as EngineFailed with its text, and the next job runs."""
+    caplog.set_level(logging.CRITICAL)
+    async with make_bench(slab_dir) as bench:
+
+        def on_layer(chunk: Range, layer: int) -> None:
+            bench.engine.on_layer = lambda chunk, layer: None
+            raise ZeroDivisionError("seven by none")
+
+        bench.engine.on_layer = on_layer
+        await bench.first.start()
+        await bench.second.start()
+
+        (failed,) = await bench.first.said(1)
+        assert isinstance(failed, PrefillFailed)
+        assert failed.reason == EngineFailed.code
+        assert "ZeroDivisionError: seven by none" in failed.message
+        assert isinstance((await bench.second.said(7))[-1], PrefillDone)
+
+
+async def test_a_cancelled_job_stops_at_the_next_layer(slab_dir: Path) -> None:
+    """And the job behind it runs to its end."""
+    async with make_bench(slab_dir) as bench:
+        bench.hold()
+        await bench.first.start()
+        await bench.entered.wait()
+        await bench.second.start()
+
+        bench.first.cancel()
+        bench.may_go.set()
+
+        assert await bench.first.said(1) == [PrefillCancelled(21, 1)]
+        assert isinstance((await bench.second.said(7))[-1], PrefillDone)
+
+
+async def test_a_session_that_ends_while_its_job_runs_frees_its_slab_afterwards(slab_dir: Path) -> None:
+    """The other session is not touched."""
+    async with make_bench(slab_dir) as bench:
+        bench.hold()
+        await bench.first.start()
+        await bench.entered.wait()
+        await bench.second.start()
+
+        bench.first.peer.close()
+        assert (bench.first.num_mappings, bench.first.idle) == (2, [])
+        bench.may_go.set()
+
+        assert isinstance((await bench.second.said(7))[-1], PrefillDone)
+        assert bench.first.num_mappings == 1
+        assert bench.first.idle == [bench.first.peer]
+
+
+async def test_cancelling_the_loop_stops_the_engine_and_ends_its_job(slab_dir: Path) -> None:
+    """The engine gives up at its next layer, its peer hears of it, and the thread is gone."""
+    async with make_bench(slab_dir) as bench:
+        bench.hold()
+        await bench.first.start()
+        await bench.entered.wait()
+
+        bench.task.cancel()
+        bench.first.peer.close()
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, bench.may_go.set)
+        with pytest.raises(asyncio.CancelledError):
+            await bench.task
+
+        assert bench.first.idle == [bench.first.peer]
+
+
+async def test_cancelling_the_loop_tells_the_engine_to_stop(slab_dir: Path) -> None:
+    """Nobody waits for the rest of a long prompt, also while the session is open."""
+    async with make_bench(slab_dir) as bench:
+        bench.hold()
+        await bench.first.start()
+        await bench.entered.wait()
+
+        bench.task.cancel()
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, bench.may_go.set)
+        with pytest.raises(asyncio.CancelledError):
+            await bench.task
+
+        assert isinstance((await bench.first.said(2))[-1], PrefillFailed)
+
+
+async def test_an_invariant_violation_ends_the_loop(slab_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Our own bug is not one job's failure: the service stops, and the peer still hears the end."""
+    caplog.set_level(logging.CRITICAL)
+    async with make_bench(slab_dir) as bench:
+
+        def on_layer(chunk: Range, layer: int) -> None:
+            raise InvariantViolation("a page was lost")
+
+        bench.engine.on_layer = on_layer
+        await bench.first.start()
+
+        with pytest.raises(InvariantViolation, match="a page was lost"):
+            await bench.task
+
+        assert isinstance((await bench.first.said(1))[0], PrefillFailed)
+
+
+async def test_waiting_for_idle_ends_with_the_last_job(slab_dir: Path) -> None:
+    """Queued jobs count."""
+    async with make_bench(slab_dir) as bench:
+        bench.hold()
+        await bench.first.start()
+        await bench.second.start()
+        await bench.entered.wait()
+
+        bench.may_go.set()
+        await bench.loop.wait_idle(60)
+
+        assert bench.loop.is_idle
+        assert bench.second.peer.statistics().num_jobs == 0
+
+
+async def test_waiting_for_idle_ends_at_its_limit(slab_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A drain has a grace and no more; what still runs is logged."""
+    async with make_bench(slab_dir) as bench:
+        bench.hold()
+        await bench.first.start()
+        await bench.entered.wait()
+
+        await bench.loop.wait_idle(0)
+
+        assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
+            "engine.still_busy"
+        ]
