@@ -29,6 +29,7 @@ from common.session.identity import Numerics, PeerIdentity
 from common.session.messages import Hello, SlabHandle, TransferMode
 from common.session.negotiation import PROTOCOL_VERSIONS
 from common.slab.segment import sweep
+from common.telemetry.journal import open_journal
 from common.telemetry.logging import log_fields
 from common.wire.server import Server, make_server
 from decode_service.admission import Admission
@@ -39,6 +40,7 @@ from decode_service.cache.storage import PagedStorage
 from decode_service.config import DecodeConfig
 from decode_service.core import DecodeCore, Owners
 from decode_service.importer import Importer
+from decode_service.journaling import DecodeJournal
 from decode_service.local_prefill import LocalEngine
 from decode_service.peer_session import PeerSession, SessionContext
 from decode_service.prefill_client import PeerConfig, PrefillPeer
@@ -110,12 +112,20 @@ class DecodeService:
         self._loaded = loaded
         self._clock = SystemClock()
         self._boot_id = new_boot_id()
+        self._record = open_journal(config.journal, self._boot_id, self._clock.now_ns)
+        self._journal = DecodeJournal(self._record)
         self._importer = Importer(loaded.identity.geometry, loaded.storage, self._clock)
         self._cache = KVCache(loaded.identity.geometry, loaded.num_pages)
-        self._admission = Admission(self._cache, config.lanes, config.queue_limit)
+        self._admission = Admission(
+            self._cache, config.lanes, config.queue_limit, self._journal.reservation_freed
+        )
         self._step_loop = StepLoop(loaded.backend)
-        self._local = LocalEngine(loaded.prefill, loaded.identity.geometry, loaded.storage, self._clock)
-        self._context = SessionContext(self._importer, self._changed, self._session_closed)
+        self._local = LocalEngine(
+            loaded.prefill, loaded.identity.geometry, loaded.storage, self._clock, self._journal
+        )
+        self._context = SessionContext(
+            self._importer, self._changed, self._session_closed, self._journal
+        )
         self._peers = tuple(self._make_peer(target) for target in config.prefill)
         self._core = self._make_core()
         self._server: Server | None = None
@@ -145,6 +155,7 @@ class DecodeService:
 
     async def start(self) -> str:
         """Sweep left-overs, bind, serve, connect to the peers and return the address."""
+        self._journal.service_started(self._loaded.identity.geometry, self._loaded.num_pages)
         for name in sweep(Path(self._config.slab_dir)):
             logger.warning("slab.swept", extra=log_fields(name=name))
         self._server = make_server([SERVICE_NAME], on_invariant=self._break)
@@ -184,6 +195,8 @@ class DecodeService:
         await self._local.close()
         await asyncio.to_thread(self._importer.stop)
         await asyncio.to_thread(self._step_loop.stop)
+        self._journal.service_stopped()
+        self._record.close()
         logger.info("service.stopped", extra=log_fields(was_idle=is_idle))
         for outcome in outcomes:
             if isinstance(outcome, Exception):
@@ -215,7 +228,12 @@ class DecodeService:
 
     def _make_peer(self, target: str) -> PrefillPeer:
         config = PeerConfig(
-            self._make_hello, Path(self._config.slab_dir), self._config.slab_bytes, self._boot_id
+            self._make_hello,
+            Path(self._config.slab_dir),
+            self._config.slab_bytes,
+            self._boot_id,
+            self._config.silence_limit_s,
+            self._clock,
         )
         return PrefillPeer(target, config, self._context)
 
@@ -239,6 +257,7 @@ class DecodeService:
                 local=self._local,
                 peers=self._peers,
                 clock=self._clock,
+                journal=self._journal,
                 rng=Random(),
             )
         )

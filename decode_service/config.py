@@ -50,8 +50,14 @@ class DecodeConfig:
     time_limit_s: float = 600.0
     """Longest life of a request without a deadline of its own."""
 
+    silence_limit_s: float = 3.0
+    """Seconds of silence after which a connected peer counts as lost; pings go three times as often."""
+
     threads: int = 0
     """CPU threads of the step loop; 0 takes the cores of the host divided by its two services."""
+
+    journal: str = ""
+    """File for the record that `kvspan audit journal` checks; empty writes none."""
 
     grace_s: float = 10.0
     """Seconds running requests may take after SIGTERM."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,6 +40,7 @@ from common.slab.segment import SlabSegment
 from common.telemetry.logging import log_fields
 from common.telemetry.timeline import SpanRecord, Timeline
 from decode_service.importer import Importer, ImportJob
+from decode_service.journaling import DecodeJournal
 from decode_service.request import GenerationRequest
 from decode_service.reservation import Holder, Reservation
 from decode_service.sampling import logits_from_array
@@ -60,6 +61,8 @@ class SessionContext:
 
     on_closed: Callable[[PeerSession, KVSpanError], None]
     """Called once when a session has closed."""
+
+    journal: DecodeJournal = field(default_factory=DecodeJournal)
 
 
 class RemotePrefill:
@@ -112,6 +115,7 @@ class PeerSession:
         self._context = context
         self._machine = DecodeSession(hello, slab.nonce)
         self._allocator = SlotAllocator(slab.data)
+        self._journal = context.journal.session(slab.name)
         self._held: dict[int, _Held] = {}
         # Invariant: keys are the transfers that the machine counts as not drained.
         self._next_transfer_id = 1
@@ -165,10 +169,13 @@ class PeerSession:
 
     def lease(self, size: int) -> Slot:
         """Take a slot for a transfer that `begin` starts, or `give_back` returns."""
-        return self._allocator.lease(size)
+        slot = self._allocator.lease(size)
+        self._journal.slot_leased(slot)
+        return slot
 
     def give_back(self, slot: Slot) -> None:
         """Return a slot whose transfer was never begun."""
+        self._journal.slot_freed(slot)
         self._allocator.release(slot)
 
     # ---------------------------------------------------------------------- stream
@@ -179,7 +186,12 @@ class PeerSession:
 
     def receive(self, message: PrefillMessage) -> None:
         """Take one message of the stream; raises what the machine raises."""
+        self._journal.received(message)
         self._carry_out(self._machine.receive(message))
+
+    def ping(self) -> None:
+        """Ask the peer for a sign of life."""
+        self._carry_out(self._machine.ping())
 
     async def next_message(self) -> DecodeMessage | None:
         """Wait for the next message to send; None when the stream is to end."""
@@ -187,6 +199,7 @@ class PeerSession:
 
     def close(self, error: KVSpanError) -> None:
         """The stream has ended: fail what depends on it and abandon the slab."""
+        self._journal.closed()
         self._carry_out(self._machine.close(error))
         self._outgoing.put_nowait(None)
         self._context.on_closed(self, error)
@@ -210,6 +223,7 @@ class PeerSession:
         held.outcome.add_done_callback(_retrieve)
         reservation.hold(Holder.PRODUCER)
         self._held[start.transfer_id] = held
+        self._journal.transfer_started(start, reservation, required)
         self._carry_out(actions)
         return RemotePrefill(self, start, held)
 
@@ -256,10 +270,12 @@ class PeerSession:
 
     def _carry_out(self, actions: Iterable[DecodeAction]) -> None:
         for action in actions:
+            self._journal.acted(action)
             match action:
                 case Send(message):
                     self._outgoing.put_nowait(message)  # type: ignore[arg-type]
                 case SessionOpened():
+                    self._journal.opened(self.welcome, self._slab.data)
                     self._slab.unlink()
                     self._context.on_change()
                 case ImportSpan(span):
@@ -278,9 +294,11 @@ class PeerSession:
 
         def done(outcome: SpanRecord | KVSpanError) -> None:
             if isinstance(outcome, SpanRecord):
+                self._journal.imported(span)
                 held.timeline.spans.append(outcome)
                 self._carry_out(self._machine.import_finished(span.transfer_id, span.sequence))
             else:
+                self._journal.refused(span, outcome.code)
                 self._carry_out(self._machine.import_failed(span.transfer_id, span.sequence, outcome))
 
         table = held.reservation.pages.tables[span.group_index]
@@ -293,6 +311,7 @@ class PeerSession:
 
     def _drained(self, transfer_id: int) -> None:
         held = self._held.pop(transfer_id)
+        self._journal.slot_freed(held.slot)
         self._allocator.release(held.slot)
         held.reservation.drop(Holder.PRODUCER)
         self._context.on_change()

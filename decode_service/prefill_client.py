@@ -21,6 +21,9 @@ import grpc
 
 from common.errors import KVSpanError, LeaseExpired, NegotiationError, PeerLost, RemoteProtocolError
 from common.kv.spans import SPAN_LAYOUT
+from common.runtime.clock import Clock
+from common.runtime.silence import SilenceWatch
+from common.runtime.tasks import first_end
 from common.session.messages import Hello, SlabHandle
 from common.session.negotiation import compare, refusal
 from common.slab.segment import SlabSegment
@@ -62,6 +65,8 @@ class PeerConfig:
     slab_dir: Path
     slab_bytes: int
     boot_id: str
+    silence_limit_s: float
+    clock: Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +194,8 @@ class PrefillPeer:
         try:
             self._state = PeerState.GREETING
             session.greet()
-            await self._read(session, call)
+            watch = SilenceWatch(config.silence_limit_s, config.clock)
+            await first_end(self._read(session, call, watch), self._watch(session, watch))
             lost = PeerLost(f"{self._target} ended the session")
             raise lost
         except grpc.RpcError as error:
@@ -205,11 +211,12 @@ class PrefillPeer:
             call.cancel()
             await asyncio.gather(writer, return_exceptions=True)
 
-    async def _read(self, session: PeerSession, call: TransferCall) -> None:
+    async def _read(self, session: PeerSession, call: TransferCall, watch: SilenceWatch) -> None:
         """Feed the session until the peer ends the stream."""
         async with asyncio.timeout(HANDSHAKE_S) as handshake:
             while (response := await call.read()) is not grpc.aio.EOF:
                 assert isinstance(response, pb.TransferResponse)
+                watch.heard()
                 session.receive(prefill_message_from_proto(response))
                 if self._state is not PeerState.OPEN and session.is_open:
                     handshake.reschedule(None)
@@ -217,6 +224,14 @@ class PrefillPeer:
         code, details = await call.code(), await call.details()
         if code is not grpc.StatusCode.OK:
             raise await _as_error(call, code, details)
+
+    async def _watch(self, session: PeerSession, watch: SilenceWatch) -> None:
+        """Ping an open session; raises `PeerLost` when the peer has been silent for too long."""
+        while True:
+            await asyncio.sleep(watch.interval_s)
+            if session.is_open and watch.look():
+                raise PeerLost(f"{self._target} was silent for {watch.limit_s:.1f} s")
+            session.ping()
 
     def _opened(self, session: PeerSession) -> None:
         self._state, self._problem = PeerState.OPEN, ""

@@ -28,6 +28,7 @@ from common.runtime.threads import resolve_threads, share_interpreter
 from common.session.identity import Numerics, PeerIdentity
 from common.session.messages import TransferMode
 from common.session.negotiation import PROTOCOL_VERSIONS, PrefillOffer
+from common.telemetry.journal import open_journal
 from common.telemetry.logging import log_fields
 from common.wire.server import Server, make_server
 from kvspan.v1 import transfer_pb2_grpc
@@ -37,6 +38,7 @@ from prefill_service.engine_loop import EngineLoop
 from prefill_service.engines.base import PrefillEngine
 from prefill_service.engines.torch_engine import TorchEngine
 from prefill_service.job import Job
+from prefill_service.journaling import PrefillJournal
 from prefill_service.queue import JobQueue
 from prefill_service.servicer import PrefillServicer
 
@@ -95,6 +97,8 @@ class PrefillService:
         self._clock = SystemClock()
         self._queue: JobQueue[Job] = JobQueue()
         self._offer = make_offer(config, loaded)
+        self._record = open_journal(config.journal, self._offer.boot_id, self._clock.now_ns)
+        self._journal = PrefillJournal(self._record)
         self._engine_loop = EngineLoop(loaded.engine, self._offer.granularity, self._queue, self._clock)
         self._servicer = PrefillServicer(self._make_context, loaded.linears, loaded.threads)
         self._server: Server | None = None
@@ -107,6 +111,7 @@ class PrefillService:
 
     async def start(self) -> str:
         """Bind, serve and return the address."""
+        self._journal.service_started(self._offer.identity.geometry)
         self._server = make_server([SERVICE_NAME])
         transfer_pb2_grpc.add_PrefillServiceServicer_to_server(self._servicer, self._server.grpc)
         address = self._server.listen(self._config.listen)
@@ -140,10 +145,21 @@ class PrefillService:
         try:
             await self._engine_task
         except asyncio.CancelledError:
+            self._journal.service_stopped()
             logger.info("service.stopped", extra=log_fields(peers=len(self._servicer.peers)))
+        finally:
+            self._record.close()
 
     def _make_context(self, on_idle: Callable[[DecodePeer], None]) -> PeerContext:
-        return PeerContext(self._offer, Path(self._config.slab_dir), self._queue, self._clock, on_idle)
+        return PeerContext(
+            self._offer,
+            Path(self._config.slab_dir),
+            self._queue,
+            self._clock,
+            self._config.silence_limit_s,
+            on_idle,
+            self._journal,
+        )
 
 
 def make_offer(config: PrefillConfig, loaded: Loaded) -> PrefillOffer:

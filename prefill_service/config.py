@@ -35,8 +35,14 @@ class PrefillConfig:
     max_concurrency: int = 64
     """Transfers of one session that may be started and not ended; the engine runs one at a time."""
 
+    silence_limit_s: float = 3.0
+    """Seconds of silence after which a connected peer counts as lost; pings go three times as often."""
+
     threads: int = 0
     """CPU threads of the engine; 0 takes the cores of the host divided by its two services."""
+
+    journal: str = ""
+    """File for the record that `kvspan audit journal` checks; empty writes none."""
 
     grace_s: float = 10.0
     """Seconds running work may take after SIGTERM."""

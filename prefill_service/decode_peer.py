@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.errors import KVSpanError, LeaseExpired
@@ -35,6 +35,7 @@ from common.slab.header import HEADER_BYTES
 from common.slab.segment import SlabSegment
 from common.telemetry.logging import log_fields
 from prefill_service.job import Job, JobResult
+from prefill_service.journaling import PrefillJournal
 from prefill_service.queue import JobQueue
 from prefill_service.span_writer import SlotTarget
 
@@ -49,8 +50,11 @@ class PeerContext:
     slab_dir: Path
     queue: JobQueue[Job]
     clock: Clock
+    silence_limit_s: float
     on_idle: Callable[[DecodePeer], None]
     """Called once, when nothing of the peer is left."""
+
+    journal: PrefillJournal = field(default_factory=PrefillJournal)
 
 
 class DecodePeer:
@@ -86,6 +90,7 @@ class DecodePeer:
 
     def receive(self, message: DecodeMessage) -> None:
         """Take one message of the stream; raises what the machine raises."""
+        self._journal.received(message)
         self._carry_out(self._session.receive(message))
 
     async def next_message(self) -> PrefillMessage | None:
@@ -96,6 +101,7 @@ class DecodePeer:
         """The stream has ended; running jobs are stopped, the slab goes when they have ended. Idempotent."""
         if self._session.state is PrefillState.CLOSED:
             return
+        self._journal.closed()
         logger.info("session.closed", extra=log_fields(session=self._number))
         self._outgoing.put_nowait(None)
         self._carry_out(self._session.close())
@@ -128,6 +134,7 @@ class DecodePeer:
 
     def _carry_out(self, actions: Iterable[PrefillAction]) -> None:
         for action in actions:
+            self._journal.acted(action)
             match action:
                 case Send(message):
                     self._outgoing.put_nowait(message)  # type: ignore[arg-type]
@@ -167,6 +174,7 @@ class DecodePeer:
         self._carry_out(self._session.expire(start.transfer_id, error))
 
     def _forget(self, transfer_id: int) -> None:
+        self._journal.drained(transfer_id)
         self._jobs.pop(transfer_id)
         self._timers.pop(transfer_id).cancel()
 

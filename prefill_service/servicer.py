@@ -9,7 +9,9 @@ from typing import Any
 
 import grpc
 
-from common.errors import Draining
+from common.errors import Draining, PeerLost
+from common.runtime.silence import SilenceWatch
+from common.runtime.tasks import first_end
 from common.telemetry.logging import log_fields
 from common.wire.convert import capabilities_to_proto, decode_message_from_proto, to_proto
 from kvspan.v1 import transfer_pb2 as pb
@@ -49,12 +51,10 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
         peer = DecodePeer(self._next_number, self._context)
         self._next_number += 1
         self._peers[peer.number] = peer
-        reader = asyncio.create_task(self._read(peer, context), name=f"session-{peer.number}-reader")
+        watch = SilenceWatch(self._context.silence_limit_s, self._context.clock)
         try:
-            await self._write(peer, context)
-            await reader
+            await first_end(self._write(peer, context), self._read(peer, context, watch), self._watch(watch))
         finally:
-            reader.cancel()
             peer.close()
 
     # ------------------------------------------------------------------- questions
@@ -74,13 +74,18 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
 
     # --------------------------------------------------------------------- private
 
-    async def _read(self, peer: DecodePeer, context: Context) -> None:
-        """Feed the session until the peer half-closes; then let the writer end."""
-        try:
-            while (request := await context.read()) is not grpc.aio.EOF:
-                peer.receive(decode_message_from_proto(request))
-        finally:
-            peer.close()
+    async def _read(self, peer: DecodePeer, context: Context, watch: SilenceWatch) -> None:
+        """Feed the session until the peer half-closes."""
+        while (request := await context.read()) is not grpc.aio.EOF:
+            watch.heard()
+            peer.receive(decode_message_from_proto(request))
+
+    async def _watch(self, watch: SilenceWatch) -> None:
+        """Raise `PeerLost` when decode has been silent for too long; it pings an open session."""
+        while True:
+            await asyncio.sleep(watch.interval_s)
+            if watch.look():
+                raise PeerLost(f"decode was silent for {watch.limit_s:.1f} s")
 
     async def _write(self, peer: DecodePeer, context: Context) -> None:
         while (message := await peer.next_message()) is not None:

@@ -29,6 +29,8 @@ from common.session.actions import DecodeAction, Send, SessionOpened, SlabIdle, 
 from common.session.decode_transfer import OVER, DecodeTransfer, TransferState
 from common.session.messages import (
     Hello,
+    Ping,
+    Pong,
     PrefillAccepted,
     PrefillCancelled,
     PrefillDone,
@@ -98,6 +100,7 @@ class DecodeSession:
         # Invariant: holds every transfer that is not drained; a drained one is dropped at once.
         self._highest_id = 0
         # Invariant: every id ever begun is at most this; ids are never used twice.
+        self._pings = 0
         self._unknown = 0
         self._late = 0
         self._duplicates = 0
@@ -207,7 +210,14 @@ class DecodeSession:
             raise RemoteProtocolError(
                 "Welcome comes first", state=self._state.value, event=type(message).__name__
             )
-        return self._dispatch(message)
+        return () if isinstance(message, Pong) else self._dispatch(message)
+
+    def ping(self) -> tuple[DecodeAction, ...]:
+        """Ask the peer for a sign of life; nothing happens unless the session is open."""
+        if self._state is not SessionState.OPEN:
+            return ()
+        self._pings += 1
+        return (Send(Ping(self._pings)),)
 
     # --------------------------------------------------------------------- private
 

@@ -113,7 +113,15 @@ class CancelPrefill:
     cause: str
 
 
-DecodeMessage = Hello | StartPrefill | ReleaseSpan | CancelPrefill
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Ask for a sign of life."""
+
+    number: int
+    """Counts the pings of the session, from 1."""
+
+
+DecodeMessage = Hello | StartPrefill | ReleaseSpan | CancelPrefill | Ping
 
 
 # ------------------------------------------------------------ prefill -> decode
@@ -211,4 +219,11 @@ class PrefillCancelled:
     attempt: int
 
 
-PrefillMessage = Welcome | PrefillAccepted | SpanTold | PrefillDone | PrefillFailed | PrefillCancelled
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """Answer to a Ping."""
+
+    number: int
+
+
+PrefillMessage = Welcome | PrefillAccepted | SpanTold | PrefillDone | PrefillFailed | PrefillCancelled | Pong

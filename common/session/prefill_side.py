@@ -33,6 +33,8 @@ from common.session.messages import (
     DecodeMessage,
     GroupTotals,
     Hello,
+    Ping,
+    Pong,
     PrefillAccepted,
     PrefillCancelled,
     PrefillDone,
@@ -201,6 +203,8 @@ class PrefillSession:
                 return self._cancelled(message)
             case ReleaseSpan():
                 return self._span_released(message)
+            case Ping(number):
+                return (Send(Pong(number)),)
 
     # ---------------------------------------------------------------- local events
 

@@ -13,6 +13,7 @@ from common.session.messages import (
     CancelPrefill,
     DecodeMessage,
     Hello,
+    Ping,
     PrefillMessage,
     ReleaseSpan,
     StartPrefill,
@@ -42,7 +43,7 @@ __all__ = [
     "to_proto",
 ]
 
-_DECODE_MESSAGES = (ReleaseSpan, StartPrefill, CancelPrefill, Hello)
+_DECODE_MESSAGES = (ReleaseSpan, StartPrefill, CancelPrefill, Hello, Ping)
 
 
 @overload

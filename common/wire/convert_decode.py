@@ -6,6 +6,7 @@ from common.session.messages import (
     CancelPrefill,
     DecodeMessage,
     Hello,
+    Ping,
     ReleaseSpan,
     SlabHandle,
     StartPrefill,
@@ -35,6 +36,8 @@ def decode_message_to_proto(message: DecodeMessage) -> pb.TransferRequest:
         case CancelPrefill(transfer_id, attempt, cause):
             cancel = pb.CancelPrefill(transfer_id=transfer_id, attempt=attempt, cause=cause)
             return pb.TransferRequest(cancel_prefill=cancel)
+        case Ping(number):
+            return pb.TransferRequest(ping=pb.Ping(number=number))
         case Hello():
             return pb.TransferRequest(hello=_hello_to_proto(message))
 
@@ -89,6 +92,8 @@ def decode_message_from_proto(request: pb.TransferRequest) -> DecodeMessage:
             cancel = request.cancel_prefill
             attempt = at_least("cancel_prefill.attempt", cancel.attempt, 1)
             return CancelPrefill(cancel.transfer_id, attempt, cancel.cause)
+        case "ping":
+            return Ping(request.ping.number)
         case "hello":
             return _hello_from_proto(request.hello)
         case _:

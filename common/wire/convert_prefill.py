@@ -9,6 +9,7 @@ from __future__ import annotations
 from common.kv.spans import Span
 from common.session.messages import (
     GroupTotals,
+    Pong,
     PrefillAccepted,
     PrefillCancelled,
     PrefillDone,
@@ -49,6 +50,8 @@ def prefill_message_to_proto(message: PrefillMessage) -> pb.TransferResponse:
         case PrefillCancelled(transfer_id, attempt):
             cancelled = pb.PrefillCancelled(transfer_id=transfer_id, attempt=attempt)
             return pb.TransferResponse(prefill_cancelled=cancelled)
+        case Pong(number):
+            return pb.TransferResponse(pong=pb.Pong(number=number))
         case Welcome():
             return pb.TransferResponse(welcome=_welcome_to_proto(message))
 
@@ -135,6 +138,8 @@ def prefill_message_from_proto(response: pb.TransferResponse) -> PrefillMessage:
             cancelled = response.prefill_cancelled
             attempt = at_least("prefill_cancelled.attempt", cancelled.attempt, 1)
             return PrefillCancelled(cancelled.transfer_id, attempt)
+        case "pong":
+            return Pong(response.pong.number)
         case "welcome":
             return _welcome_from_proto(response.welcome)
         case _:

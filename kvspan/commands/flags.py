@@ -108,7 +108,9 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag("max_new_tokens", values.integer(1), "TOKENS", "length of answers to requests that name none"),
     Flag("time_limit_s", values.positive, "SECONDS", "longest life of a request without a deadline"),
+    Flag("silence_limit_s", values.positive, "SECONDS", "a peer that is silent for longer is lost"),
     Flag("threads", values.integer(0), "COUNT", "CPU threads; 0 takes the cores divided by the services"),
+    Flag("journal", values.new_file, "PATH", "append a record of pages, slots and spans for kvspan audit"),
     Flag("grace_s", values.number(0), "SECONDS", "how long running work may take after SIGTERM"),
 )  # fmt: skip
 """Every flag of both services; one entry per config field."""
@@ -230,7 +232,7 @@ def _parse(flag: Flag, text: str | list[str]) -> object:
 
 def _default_text(field: dataclasses.Field[Any], text: str | None) -> str:
     default: Any = field.default if text is None else text
-    if default is MISSING or default == ():
+    if default is MISSING or default in ((), ""):
         return ""
     is_size = text is None and field.name.endswith("_bytes")
     return f" (default: {values.size_text(default) if is_size else _text(default)})"

@@ -61,32 +61,36 @@ class SpanGranularity(_message.Message):
     def __init__(self, chunk_tokens: _Optional[int] = ..., min_span_bytes: _Optional[int] = ..., max_span_bytes: _Optional[int] = ...) -> None: ...
 
 class TransferRequest(_message.Message):
-    __slots__ = ("hello", "start_prefill", "release_span", "cancel_prefill")
+    __slots__ = ("hello", "start_prefill", "release_span", "cancel_prefill", "ping")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     START_PREFILL_FIELD_NUMBER: _ClassVar[int]
     RELEASE_SPAN_FIELD_NUMBER: _ClassVar[int]
     CANCEL_PREFILL_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     start_prefill: StartPrefill
     release_span: ReleaseSpan
     cancel_prefill: CancelPrefill
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., start_prefill: _Optional[_Union[StartPrefill, _Mapping]] = ..., release_span: _Optional[_Union[ReleaseSpan, _Mapping]] = ..., cancel_prefill: _Optional[_Union[CancelPrefill, _Mapping]] = ...) -> None: ...
+    ping: Ping
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., start_prefill: _Optional[_Union[StartPrefill, _Mapping]] = ..., release_span: _Optional[_Union[ReleaseSpan, _Mapping]] = ..., cancel_prefill: _Optional[_Union[CancelPrefill, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
 
 class TransferResponse(_message.Message):
-    __slots__ = ("welcome", "prefill_accepted", "kv_span", "prefill_done", "prefill_failed", "prefill_cancelled")
+    __slots__ = ("welcome", "prefill_accepted", "kv_span", "prefill_done", "prefill_failed", "prefill_cancelled", "pong")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PREFILL_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     KV_SPAN_FIELD_NUMBER: _ClassVar[int]
     PREFILL_DONE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FAILED_FIELD_NUMBER: _ClassVar[int]
     PREFILL_CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    PONG_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     prefill_accepted: PrefillAccepted
     kv_span: KVSpan
     prefill_done: PrefillDone
     prefill_failed: PrefillFailed
     prefill_cancelled: PrefillCancelled
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prefill_accepted: _Optional[_Union[PrefillAccepted, _Mapping]] = ..., kv_span: _Optional[_Union[KVSpan, _Mapping]] = ..., prefill_done: _Optional[_Union[PrefillDone, _Mapping]] = ..., prefill_failed: _Optional[_Union[PrefillFailed, _Mapping]] = ..., prefill_cancelled: _Optional[_Union[PrefillCancelled, _Mapping]] = ...) -> None: ...
+    pong: Pong
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prefill_accepted: _Optional[_Union[PrefillAccepted, _Mapping]] = ..., kv_span: _Optional[_Union[KVSpan, _Mapping]] = ..., prefill_done: _Optional[_Union[PrefillDone, _Mapping]] = ..., prefill_failed: _Optional[_Union[PrefillFailed, _Mapping]] = ..., prefill_cancelled: _Optional[_Union[PrefillCancelled, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
 
 class SlabHandle(_message.Message):
     __slots__ = ("name", "size_bytes", "layout")
@@ -261,6 +265,18 @@ class PrefillCancelled(_message.Message):
     transfer_id: int
     attempt: int
     def __init__(self, transfer_id: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class Ping(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class Pong(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class ReleaseSpan(_message.Message):
     __slots__ = ("transfer_id", "attempt", "sequence")

@@ -1,0 +1,55 @@
+"""Tests of `common/runtime/silence.py`."""
+
+from __future__ import annotations
+
+from common.runtime.clock import ManualClock
+from common.runtime.silence import SilenceWatch
+
+
+def make_watch() -> tuple[SilenceWatch, ManualClock]:
+    """Return a watch with a limit of three seconds, and its clock."""
+    clock = ManualClock(start_ns=5)
+    return SilenceWatch(3.0, clock), clock
+
+
+def test_peer_counts_as_lost_when_it_was_silent_for_longer_than_the_limit() -> None:
+    """Silence is counted from the last message."""
+    watch, clock = make_watch()
+
+    looks = []
+    for _ in range(4):
+        clock.advance_s(1.0)
+        looks.append(watch.look())
+
+    assert looks == [False, False, False, True]
+
+
+def test_peer_is_alive_when_it_was_heard_between_looks() -> None:
+    """Any message starts the count again."""
+    watch, clock = make_watch()
+
+    for _ in range(10):
+        clock.advance_s(1.0)
+        watch.heard()
+        clock.advance_s(0.5)
+        assert not watch.look()
+
+
+def test_peer_is_not_blamed_when_this_process_was_stopped() -> None:
+    """A process that slept has heard nothing through its own fault."""
+    watch, clock = make_watch()
+    clock.advance_s(60.0)
+
+    assert not watch.look()
+    clock.advance_s(2.0)
+    assert not watch.look()
+    clock.advance_s(1.5)
+    assert watch.look()
+
+
+def test_interval_is_a_third_of_the_limit() -> None:
+    """Two lost looks do no harm."""
+    watch, _ = make_watch()
+
+    assert watch.interval_s == 1.0
+    assert watch.limit_s == 3.0
