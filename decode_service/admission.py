@@ -80,8 +80,16 @@ class AdmissionStatistics:
 class Admission:
     """Hands out reservations in order of arrival."""
 
-    def __init__(self, cache: KVCache, num_lanes: int, queue_limit: int) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        num_lanes: int,
+        queue_limit: int,
+        on_freed: Callable[[Reservation], None] = lambda _: None,
+    ) -> None:
+        """Start empty; `on_freed` is told of each reservation before its pages come back."""
         self._cache = cache
+        self._on_freed = on_freed
         self._num_lanes = num_lanes
         self._queue_limit = queue_limit
         self._queue: deque[Ticket] = deque()
@@ -176,5 +184,6 @@ class Admission:
 
     def _take_back(self, reservation: Reservation) -> None:
         self._live.remove(reservation)
+        self._on_freed(reservation)
         self._cache.give_back(reservation.pages)
         self.grant_waiting()

@@ -123,9 +123,7 @@ class DecodeService:
         self._local = LocalEngine(
             loaded.prefill, loaded.identity.geometry, loaded.storage, self._clock, self._journal
         )
-        self._context = SessionContext(
-            self._importer, self._changed, self._session_closed, self._journal
-        )
+        self._context = SessionContext(self._importer, self._changed, self._session_closed, self._journal)
         self._peers = tuple(self._make_peer(target) for target in config.prefill)
         self._core = self._make_core()
         self._server: Server | None = None

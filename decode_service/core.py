@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
@@ -34,6 +34,7 @@ from common.telemetry.logging import log_fields
 from common.telemetry.timeline import Timeline
 from decode_service.admission import Admission, Grant, SlotSource, Ticket
 from decode_service.generation import Generation, TokenEvent
+from decode_service.journaling import DecodeJournal
 from decode_service.local_prefill import LocalEngine
 from decode_service.peer_session import PeerSession
 from decode_service.prefill_client import PrefillPeer
@@ -85,6 +86,8 @@ class Owners:
     clock: Clock
     rng: Random
     """Seeds requests that bring no seed."""
+
+    journal: DecodeJournal = field(default_factory=DecodeJournal)
 
 
 class DecodeCore:
@@ -194,7 +197,13 @@ class DecodeCore:
         generation = Generation(request, self._owners.tokenizer, self._owners.rng)
         try:
             await prefill.wait()
-            sequence = publish(grant.reservation, prefill, generation, request.prompt_len)
+            sequence = publish(
+                grant.reservation,
+                prefill,
+                generation,
+                request.prompt_len,
+                self._owners.journal.reservation_published,
+            )
         except BaseException as error:
             cause = error if isinstance(error, KVSpanError) else Cancelled(type(error).__name__)
             prefill.abort(cause)
@@ -266,6 +275,7 @@ class DecodeCore:
         self, grant: Grant, session: PeerSession | None, granted: asyncio.Future[Grant]
     ) -> None:
         """Hand a grant to the call that waits, or give it back when that call has just been cancelled."""
+        self._owners.journal.reservation_made(grant.reservation)
         if granted.done():
             self._refuse_grant(grant, session)
         else:

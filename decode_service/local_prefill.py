@@ -24,6 +24,7 @@ from common.model.prefill import ChunkedPrefill
 from common.runtime.clock import Clock
 from common.telemetry.timeline import Timeline
 from decode_service.cache.storage import PagedStorage
+from decode_service.journaling import DecodeJournal
 from decode_service.page_writer import PageWriter
 from decode_service.request import GenerationRequest
 from decode_service.reservation import Holder, Reservation
@@ -80,8 +81,14 @@ class LocalEngine:
     """The worker thread and its engine."""
 
     def __init__(
-        self, prefill: ChunkedPrefill, geometry: KVGeometry, storage: PagedStorage, clock: Clock
+        self,
+        prefill: ChunkedPrefill,
+        geometry: KVGeometry,
+        storage: PagedStorage,
+        clock: Clock,
+        journal: DecodeJournal | None = None,
     ) -> None:
+        self._journal = journal or DecodeJournal()
         self._prefill = prefill
         self._geometry = geometry
         self._storage = storage
@@ -103,11 +110,13 @@ class LocalEngine:
         outcome: asyncio.Future[_Computed] = loop.create_future()
         local = LocalPrefill(writer, timeline, outcome)
         reservation.hold(Holder.ENGINE)
+        self._journal.local_started(reservation, required)
         self._live.add(local)
         work = loop.run_in_executor(self._thread, self._compute, request, writer, local.stop)
 
         def ended(finished: asyncio.Future[_Computed]) -> None:
             self._live.discard(local)
+            self._journal.local_ended(reservation, _outcome_of(finished), len(writer.missing()))
             reservation.drop(Holder.ENGINE)
             _transfer(finished, outcome)
 
@@ -124,6 +133,11 @@ class LocalEngine:
         started_ns = self._clock.now_ns()
         logits = self._prefill.prefill(request.prompt_ids, 0, writer, stop.is_set)
         return _Computed(logits, started_ns, self._clock.now_ns())
+
+
+def _outcome_of(finished: asyncio.Future[_Computed]) -> str:
+    error = finished.exception()
+    return "done" if error is None else type(error).__name__
 
 
 def _transfer(finished: asyncio.Future[_Computed], outcome: asyncio.Future[_Computed]) -> None:

@@ -12,6 +12,7 @@ state of its transfer, `LocalPrefill` by the rows its writer has placed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from decode_service.generation import Generation
@@ -36,16 +37,22 @@ class FinishedPrefill(Protocol):
 
 
 def publish(
-    reservation: Reservation, prefill: FinishedPrefill, generation: Generation, prompt_len: int
+    reservation: Reservation,
+    prefill: FinishedPrefill,
+    generation: Generation,
+    prompt_len: int,
+    on_published: Callable[[Reservation], None] = lambda _: None,
 ) -> Sequence:
     """Make the pages of a reservation readable and return the sequence that reads them.
 
-    The sequence holds the reservation for the step loop; the caller hands it over.
+    The sequence holds the reservation for the step loop; the caller hands it over. `on_published` is told
+    before anything of the prefill may be reused.
 
     Raises: what `prove_complete` raises; then nothing was visible.
     """
     logits_V = prefill.prove_complete()
     reservation.mark_published()
     reservation.hold(Holder.LANE)
+    on_published(reservation)
     prefill.settle()
     return Sequence(reservation, generation, prompt_len, logits_V)

@@ -65,6 +65,7 @@ class DecodePeer:
         self._context = context
         self._loop = asyncio.get_running_loop()
         self._session = PrefillSession(context.offer, HEADER_BYTES)
+        self._journal = context.journal.peer()
         self._slab: SlabSegment | None = None
         self._jobs: dict[int, Job] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}

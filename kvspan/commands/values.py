@@ -125,6 +125,16 @@ def directory(text: str) -> str:
     return text
 
 
+def new_file(text: str) -> str:
+    """Return the path of a file that exists or can be made."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise ValueError(f"lies in {path.parent}, which is not a directory")
+    if path.is_dir():
+        raise ValueError("is a directory")
+    return text
+
+
 def integers(text: str) -> tuple[int, ...]:
     """Return whole numbers, none below 0, that are separated by commas."""
     return tuple(integer(0)(part) for part in text.split(","))
