@@ -346,6 +346,6 @@ def test_flags_are_told_with_their_defaults() -> None:
     """The table of flags is complete and its defaults are those of the services."""
     told = {cells[0].strip("`"): cells[1] for cells in rows(section("docs/operations.md", "Flags by task"))}
     expected = {flag.name: default_text(flag.field) for flag in FLAGS}
-    without_default = {flag_name(field): NOTHING for field in ("model", "listen", "prefill")}
+    without_default = {flag_name(field): NOTHING for field in ("model", "listen", "prefill", "journal")}
 
     assert {name: text for name, text in told.items() if name.startswith("--")} == expected | without_default
