@@ -78,7 +78,7 @@ def generate(generation: Generation, token_ids: Tokens[int]) -> list[TokenEvent]
 class ProvenPrefill:
     """A finished prefill that proves itself, or raises why it cannot."""
 
-    logits_V: Tensor
+    logits: Tensor
     error: Exception | None = None
     num_settled: int = 0
 
@@ -86,7 +86,7 @@ class ProvenPrefill:
         """See `FinishedPrefill`."""
         if self.error is not None:
             raise self.error
-        return self.logits_V
+        return self.logits
 
     def settle(self) -> None:
         """See `FinishedPrefill`."""

@@ -86,5 +86,5 @@ def test_one_place_marks_pages_readable() -> None:
 
 
 def test_one_place_makes_what_the_step_loop_can_run() -> None:
-    """Before its publication a request cannot be scheduled: there is nothing to hand to the step loop (W5)."""
+    """Before its publication there is nothing that the step loop could run (W5)."""
     assert [*callers_of("Sequence")] == ["decode_service/publication.py"]
