@@ -99,19 +99,24 @@ class Admission:
         # Invariant: True exactly while `grant_waiting` is on the stack.
         self._num_refused = 0
 
-    def offer(self, ticket: Ticket) -> None:
+    def offer(self, ticket: Ticket, *, is_first: bool = False) -> None:
         """Grant the ticket now when it fits and nobody waits, else queue it.
+
+        `is_first` is for a request that was granted before and lost it: it waits ahead of all others, and
+        the bound of the queue does not hold for it.
 
         Raises: `QueueFull`, `PromptTooLong` when it can never fit; nothing changed.
         """
         self._cache.check_fits(ticket.prompt_len, ticket.max_new_tokens)
-        if self._queue or not self._fits(ticket):
-            if len(self._queue) >= self._queue_limit:
-                self._num_refused += 1
-                raise QueueFull(self._queue_limit)
+        if self._fits(ticket) and (is_first or not self._queue):
+            self._grant(ticket)
+        elif is_first:
+            self._queue.appendleft(ticket)
+        elif len(self._queue) < self._queue_limit:
             self._queue.append(ticket)
-            return
-        self._grant(ticket)
+        else:
+            self._num_refused += 1
+            raise QueueFull(self._queue_limit)
 
     def withdraw(self, ticket: Ticket) -> None:
         """Take a ticket out of the queue; nothing happens when it is not queued."""

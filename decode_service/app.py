@@ -38,7 +38,7 @@ from decode_service.cache.cache import KVCache
 from decode_service.cache.spec import pool_pages
 from decode_service.cache.storage import PagedStorage
 from decode_service.config import DecodeConfig
-from decode_service.core import DecodeCore, Owners
+from decode_service.core import DecodeCore, LossPolicy, Owners
 from decode_service.importer import Importer
 from decode_service.journaling import DecodeJournal
 from decode_service.local_prefill import LocalEngine
@@ -46,6 +46,7 @@ from decode_service.peer_session import PeerSession, SessionContext
 from decode_service.prefill_client import PeerConfig, PrefillPeer
 from decode_service.reporting import Facts, Reporter, Sources
 from decode_service.request import Route
+from decode_service.routing import Router
 from decode_service.servicer import DecodeServicer
 from decode_service.step_loop import StepLoop
 from decode_service.validation import RequestLimits, RequestReader
@@ -123,8 +124,11 @@ class DecodeService:
         self._local = LocalEngine(
             loaded.prefill, loaded.identity.geometry, loaded.storage, self._clock, self._journal
         )
-        self._context = SessionContext(self._importer, self._changed, self._session_closed, self._journal)
+        self._context = SessionContext(
+            self._importer, self._changed, self._session_closed, self._clock, self._journal
+        )
         self._peers = tuple(self._make_peer(target) for target in config.prefill)
+        self._router = Router(loaded.identity.geometry, self._local, self._peers)
         self._core = self._make_core()
         self._server: Server | None = None
         self._peer_tasks: list[asyncio.Task[None]] = []
@@ -205,6 +209,7 @@ class DecodeService:
     def _changed(self) -> None:
         """Something opened or came back: grant waiting requests, look at health."""
         self._admission.grant_waiting()
+        self._router.note_change()
         self._health.set()
 
     def _session_closed(self, session: PeerSession, error: KVSpanError) -> None:
@@ -248,12 +253,11 @@ class DecodeService:
     def _make_core(self) -> DecodeCore:
         return DecodeCore(
             Owners(
-                geometry=self._loaded.identity.geometry,
                 tokenizer=self._loaded.loaded.tokenizer,
                 admission=self._admission,
                 step_loop=self._step_loop,
-                local=self._local,
-                peers=self._peers,
+                router=self._router,
+                loss_policy=LossPolicy(self._config.on_prefill_loss),
                 clock=self._clock,
                 journal=self._journal,
                 rng=Random(),

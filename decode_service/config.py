@@ -43,6 +43,9 @@ class DecodeConfig:
     route: str = "auto"
     """auto | remote | local: where the prompt of a request that names no route is computed."""
 
+    on_prefill_loss: str = "fail"
+    """fail | retry | local: what becomes of a request whose prefill service is lost before publication."""
+
     digest: DigestKind = DigestKind.XXH3_64
     max_new_tokens: int = 256
     """Used by requests that name none."""

@@ -11,23 +11,21 @@ Not here: messages of the contract (`servicer.py`), opening and closing (`app.py
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Protocol
 
 from common.errors import (
     Cancelled,
     Draining,
     InvariantViolation,
     KVSpanError,
+    PeerLost,
     PeerUnavailable,
-    PromptTooLong,
 )
-from common.kv.geometry import KVGeometry
-from common.kv.plan import plan_spans
 from common.model.text import Tokenizer
 from common.runtime.clock import Clock
 from common.telemetry.logging import log_fields
@@ -35,26 +33,35 @@ from common.telemetry.timeline import Timeline
 from decode_service.admission import Admission, Grant, SlotSource, Ticket
 from decode_service.generation import Generation, TokenEvent
 from decode_service.journaling import DecodeJournal
-from decode_service.local_prefill import LocalEngine
 from decode_service.peer_session import PeerSession
-from decode_service.prefill_client import PrefillPeer
-from decode_service.publication import FinishedPrefill, publish
+from decode_service.publication import publish
 from decode_service.request import GenerationRequest, Route
-from decode_service.reservation import Holder
+from decode_service.reservation import Holder, Reservation
+from decode_service.routing import Router
 from decode_service.sequence import Sequence
 from decode_service.step_loop import StepLoop
 
 logger = logging.getLogger(__name__)
 
 
-class RunningPrefill(FinishedPrefill, Protocol):
-    """A prompt that is being computed somewhere."""
+class LossPolicy(enum.Enum):
+    """What becomes of a request whose prefill service is lost before its publication."""
 
-    async def wait(self) -> None:
-        """Wait until it is complete; raises the error that ended it."""
+    FAIL = "fail"
+    """UNAVAILABLE; the client may try again."""
 
-    def abort(self, error: KVSpanError) -> None:
-        """Give it up; nothing happens when it has ended."""
+    RETRY = "retry"
+    """Run again in another session, also one that is opened meanwhile."""
+
+    LOCAL = "local"
+    """Run again in this process."""
+
+
+MAX_ATTEMPTS = 3
+"""Tries of one request, the first included."""
+
+REOPEN_WAIT_S = 10.0
+"""How long a lost request waits for an open session."""
 
 
 @dataclass(slots=True)
@@ -71,18 +78,19 @@ class RequestCounts:
     live: int = 0
     prompts_remote: int = 0
     prompts_local: int = 0
+    retried: int = 0
+    """Attempts after the first, of requests whose prefill service was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owners:
     """Everything a request passes through."""
 
-    geometry: KVGeometry
     tokenizer: Tokenizer
     admission: Admission
     step_loop: StepLoop
-    local: LocalEngine
-    peers: tuple[PrefillPeer, ...]
+    router: Router
+    loss_policy: LossPolicy
     clock: Clock
     rng: Random
     """Seeds requests that bring no seed."""
@@ -115,7 +123,7 @@ class DecodeCore:
         if counts.submitted != ended + counts.live:
             raise InvariantViolation(f"request counts do not add up: {counts}")
         self._owners.admission.check_integrity()
-        for peer in self._owners.peers:
+        for peer in self._owners.router.peers:
             peer.check_integrity()
 
     def drain(self) -> None:
@@ -158,42 +166,90 @@ class DecodeCore:
             self._leave(request, outcome)
 
     async def _run(self, request: GenerationRequest, timeline: Timeline) -> AsyncGenerator[list[TokenEvent]]:
-        """Admit, prefill, publish and decode one request."""
+        """Publish one request and decode it."""
         if self._is_draining:
             raise Draining("the decode service is shutting down")
-        session = self._session_for(request)
-        grant = await self._admit(request, session)
-        timeline.reserved_ns = self._owners.clock.now_ns()
-        sequence: Sequence | None = None
+        sequence, reservation = await self._publish_somewhere(request, timeline)
         try:
-            sequence = await self._prefill(request, session, grant, timeline)
             self._owners.step_loop.start(sequence)
             async with aclosing(self._decode(sequence, timeline)) as lists:
                 async for events in lists:
                     yield events
         finally:
-            if sequence is not None:
-                sequence.is_cancelled = True
-            grant.reservation.drop(Holder.CLIENT)
+            sequence.is_cancelled = True
+            reservation.drop(Holder.CLIENT)
 
-    async def _admit(self, request: GenerationRequest, session: PeerSession | None) -> Grant:
-        """Wait for pages, lane and slot."""
+    async def _publish_somewhere(
+        self, request: GenerationRequest, timeline: Timeline
+    ) -> tuple[Sequence, Reservation]:
+        """Compute and publish a prompt; again, as the policy says, when its prefill service is lost.
+
+        Nothing of a lost attempt was published, so no client can have seen a token of it.
+        """
+        attempt = 1
+        while True:
+            try:
+                return await self._attempt(request, timeline, is_retry=attempt > 1)
+            except (PeerLost, PeerUnavailable) as error:
+                request = await self._after_loss(request, attempt, error)
+            attempt += 1
+            timeline.spans.clear()
+
+    async def _after_loss(
+        self, request: GenerationRequest, attempt: int, error: KVSpanError
+    ) -> GenerationRequest:
+        """Return the request to try next; raises the error when the policy or the bound says so."""
+        policy = self._owners.loss_policy
+        was_never_started = isinstance(error, PeerUnavailable) and attempt == 1
+        if attempt >= MAX_ATTEMPTS or policy is LossPolicy.FAIL:
+            raise error
+        if policy is LossPolicy.LOCAL:
+            request = replace(request, route=Route.LOCAL)
+        elif was_never_started:
+            raise error
+        else:
+            await self._owners.router.wait_open(REOPEN_WAIT_S)
+        self._counts.retried += 1
+        fields = log_fields(request_id=request.request_id, attempt=attempt + 1, cause=error)
+        logger.warning("request.retried", extra=fields)
+        return request
+
+    async def _attempt(
+        self, request: GenerationRequest, timeline: Timeline, *, is_retry: bool
+    ) -> tuple[Sequence, Reservation]:
+        """Admit, prefill and publish once."""
+        session = self._owners.router.session_for(request)
+        grant = await self._admit(request, session, is_retry=is_retry)
+        timeline.reserved_ns = self._owners.clock.now_ns()
+        try:
+            sequence = await self._prefill(request, session, grant, timeline)
+        except BaseException:
+            grant.reservation.drop(Holder.CLIENT)
+            raise
+        return sequence, grant.reservation
+
+    async def _admit(
+        self, request: GenerationRequest, session: PeerSession | None, *, is_retry: bool
+    ) -> Grant:
+        """Wait for pages, lane and slot; a retry is first in the queue, which it was in before."""
         granted: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
         ticket = self._ticket(request, session, granted)
-        self._owners.admission.offer(ticket)
+        self._owners.admission.offer(ticket, is_first=is_retry)
         try:
             return await granted
         except asyncio.CancelledError:
             self._owners.admission.withdraw(ticket)
             if granted.done() and not granted.cancelled() and granted.exception() is None:
-                self._refuse_grant(granted.result(), session)
+                self._owners.router.refuse(granted.result(), session)
             raise
 
     async def _prefill(
         self, request: GenerationRequest, session: PeerSession | None, grant: Grant, timeline: Timeline
     ) -> Sequence:
         """Compute the prompt where it was asked for, and publish it."""
-        prefill = self._begin(request, session, grant, timeline)
+        prefill = self._owners.router.begin(request, session, grant, timeline)
+        self._counts.prompts_local += session is None
+        self._counts.prompts_remote += session is not None
         generation = Generation(request, self._owners.tokenizer, self._owners.rng)
         try:
             await prefill.wait()
@@ -223,16 +279,6 @@ class DecodeCore:
 
     # --------------------------------------------------------------------- private
 
-    def _session_for(self, request: GenerationRequest) -> PeerSession | None:
-        """Return the session that will compute the prompt; None for this process."""
-        if request.route is Route.LOCAL:
-            return None
-        sessions = [peer.session for peer in self._owners.peers if peer.session is not None]
-        if not sessions:
-            problems = "; ".join(f"{peer.target}: {peer.problem}" for peer in self._owners.peers)
-            raise PeerUnavailable(f"no prefill service is connected ({problems or 'none is configured'})")
-        return min(sessions, key=lambda session: session.statistics().num_transfers)
-
     def _ticket(
         self, request: GenerationRequest, session: PeerSession | None, granted: asyncio.Future[Grant]
     ) -> Ticket:
@@ -241,35 +287,10 @@ class DecodeCore:
             prompt_len=request.prompt_len,
             max_new_tokens=request.sampling.max_new_tokens,
             slots=slots,
-            slot_bytes=self._slot_bytes(request, session),
+            slot_bytes=self._owners.router.slot_bytes(request, session),
             granted=lambda grant: self._deliver_grant(grant, session, granted),
             failed=lambda error: None if granted.done() else granted.set_exception(error),
         )
-
-    def _slot_bytes(self, request: GenerationRequest, session: PeerSession | None) -> int:
-        """Return the slab bytes the prompt needs; raises `PromptTooLong` when it can never fit."""
-        limit = session.welcome.max_prompt_tokens if session else self._owners.local.max_prompt_tokens
-        if request.prompt_len > limit:
-            raise PromptTooLong("prompt tokens", request.prompt_len, limit)
-        if session is None:
-            return 0
-        plan = plan_spans(self._owners.geometry, 0, request.prompt_len, session.welcome.granularity)
-        if plan.total_bytes > session.slab_capacity:
-            raise PromptTooLong("slab bytes", plan.total_bytes, session.slab_capacity)
-        return plan.total_bytes
-
-    def _begin(
-        self, request: GenerationRequest, session: PeerSession | None, grant: Grant, timeline: Timeline
-    ) -> RunningPrefill:
-        if session is None:
-            self._counts.prompts_local += 1
-            return self._owners.local.begin(request, grant.reservation, timeline)
-        assert grant.slot is not None
-        if not session.is_open:
-            session.give_back(grant.slot)
-            raise PeerUnavailable("the session ended while the request waited")
-        self._counts.prompts_remote += 1
-        return session.begin(request, grant.reservation, grant.slot, timeline)
 
     def _deliver_grant(
         self, grant: Grant, session: PeerSession | None, granted: asyncio.Future[Grant]
@@ -277,15 +298,9 @@ class DecodeCore:
         """Hand a grant to the call that waits, or give it back when that call has just been cancelled."""
         self._owners.journal.reservation_made(grant.reservation)
         if granted.done():
-            self._refuse_grant(grant, session)
+            self._owners.router.refuse(grant, session)
         else:
             granted.set_result(grant)
-
-    def _refuse_grant(self, grant: Grant, session: PeerSession | None) -> None:
-        """Give back what was granted to a call that is gone."""
-        if session is not None and grant.slot is not None:
-            session.give_back(grant.slot)
-        grant.reservation.drop(Holder.CLIENT)
 
     def _enter(self) -> None:
         self._counts.submitted += 1

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.errors import InvariantViolation, KVSpanError
+from common.errors import InvariantViolation, KVSpanError, PeerLost
 from common.kv.coverage import Coverage
 from common.kv.ranges import Range
 from common.kv.spans import Span
+from common.runtime.clock import Clock
 from common.session.actions import (
     DecodeAction,
     ImportSpan,
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+DRAIN_LIMIT_S = 10.0
+"""Seconds from a transfer's failure to the producer's word that it writes no more."""
+
 
 @dataclass(frozen=True, slots=True)
 class SessionContext:
@@ -61,6 +65,8 @@ class SessionContext:
 
     on_closed: Callable[[PeerSession, KVSpanError], None]
     """Called once when a session has closed."""
+
+    clock: Clock
 
     journal: DecodeJournal = field(default_factory=DecodeJournal)
 
@@ -104,6 +110,9 @@ class _Held:
     timeline: Timeline
     outcome: asyncio.Future[None]
     """Set by the first terminal event."""
+
+    failed_ns: int | None = None
+    """When it failed or was given up; it should drain soon after."""
 
 
 class PeerSession:
@@ -188,6 +197,13 @@ class PeerSession:
         """Take one message of the stream; raises what the machine raises."""
         self._journal.received(message)
         self._carry_out(self._machine.receive(message))
+
+    def check_drained(self) -> None:
+        """Raise `PeerLost` when a transfer that ended long ago has not drained: only a new slab is safe."""
+        now_ns = self._context.clock.now_ns()
+        for transfer_id, held in self._held.items():
+            if held.failed_ns is not None and now_ns - held.failed_ns > DRAIN_LIMIT_S * 1e9:
+                raise PeerLost(f"transfer {transfer_id} did not drain within {DRAIN_LIMIT_S:.0f} s")
 
     def ping(self) -> None:
         """Ask the peer for a sign of life."""
@@ -307,7 +323,9 @@ class PeerSession:
 
     def _fail(self, transfer_id: int, error: KVSpanError) -> None:
         logger.warning("transfer.failed", extra=log_fields(transfer_id=transfer_id, error=error))
-        _settle(self._held[transfer_id].outcome, error)
+        held = self._held[transfer_id]
+        held.failed_ns = self._context.clock.now_ns()
+        _settle(held.outcome, error)
 
     def _drained(self, transfer_id: int) -> None:
         held = self._held.pop(transfer_id)

@@ -231,6 +231,7 @@ class PrefillPeer:
             await asyncio.sleep(watch.interval_s)
             if session.is_open and watch.look():
                 raise PeerLost(f"{self._target} was silent for {watch.limit_s:.1f} s")
+            session.check_drained()
             session.ping()
 
     def _opened(self, session: PeerSession) -> None:

@@ -103,6 +103,10 @@ FLAGS: tuple[Flag, ...] = (
         "auto, remote or local, for requests that name none",
     ),
     Flag(
+        "on_prefill_loss", values.choice((name, name) for name in ("fail", "retry", "local")), "POLICY",
+        "fail, retry or local: what becomes of a request whose prefill service is lost too early",
+    ),
+    Flag(
         "digest", values.choice((kind.value, kind) for kind in DigestKind), "KIND",
         f"protection of the bytes: {', '.join(kind.value for kind in DigestKind)}",
     ),

@@ -1,0 +1,109 @@
+"""Where a prompt is computed: which session, how much of its slab, and the start of the work.
+
+Theory of operation: a remote prompt goes to the open session with the fewest live transfers. What a place
+can never hold is refused here, with the numbers, before anything is held.
+
+Ownership: one per service, event loop only; holds nothing.
+Not here: when a request may start (`admission.py`), what happens when a peer is lost (`core.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from common.errors import KVSpanError, PeerUnavailable, PromptTooLong
+from common.kv.geometry import KVGeometry
+from common.kv.plan import plan_spans
+from common.telemetry.timeline import Timeline
+from decode_service.admission import Grant
+from decode_service.local_prefill import LocalEngine
+from decode_service.peer_session import PeerSession
+from decode_service.prefill_client import PrefillPeer
+from decode_service.publication import FinishedPrefill
+from decode_service.request import GenerationRequest, Route
+from decode_service.reservation import Holder
+
+
+class RunningPrefill(FinishedPrefill, Protocol):
+    """A prompt that is being computed somewhere."""
+
+    async def wait(self) -> None:
+        """Wait until it is complete; raises the error that ended it."""
+
+    def abort(self, error: KVSpanError) -> None:
+        """Give it up; nothing happens when it has ended."""
+
+
+class Router:
+    """Knows every place that can compute a prompt."""
+
+    def __init__(self, geometry: KVGeometry, local: LocalEngine, peers: tuple[PrefillPeer, ...]) -> None:
+        self._geometry = geometry
+        self._local = local
+        self._peers = peers
+        self._changed = asyncio.Event()
+
+    @property
+    def peers(self) -> tuple[PrefillPeer, ...]:
+        """The prefill services."""
+        return self._peers
+
+    def note_change(self) -> None:
+        """A session opened or closed: wake whoever waits for one."""
+        self._changed.set()
+        self._changed.clear()
+
+    async def wait_open(self, limit_s: float) -> None:
+        """Wait until some session is open, at most `limit_s` seconds."""
+        try:
+            async with asyncio.timeout(limit_s):
+                while not any(peer.session for peer in self._peers):
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def session_for(self, request: GenerationRequest) -> PeerSession | None:
+        """Return the session that will compute the prompt; None for this process.
+
+        Raises: `PeerUnavailable` when a remote prompt finds no open session.
+        """
+        if request.route is Route.LOCAL:
+            return None
+        sessions = [peer.session for peer in self._peers if peer.session is not None]
+        if not sessions:
+            problems = "; ".join(f"{peer.target}: {peer.problem}" for peer in self._peers)
+            raise PeerUnavailable(f"no prefill service is connected ({problems or 'none is configured'})")
+        return min(sessions, key=lambda session: session.statistics().num_transfers)
+
+    def slot_bytes(self, request: GenerationRequest, session: PeerSession | None) -> int:
+        """Return the slab bytes the prompt needs; raises `PromptTooLong` when it can never fit."""
+        limit = session.welcome.max_prompt_tokens if session else self._local.max_prompt_tokens
+        if request.prompt_len > limit:
+            raise PromptTooLong("prompt tokens", request.prompt_len, limit)
+        if session is None:
+            return 0
+        plan = plan_spans(self._geometry, 0, request.prompt_len, session.welcome.granularity)
+        if plan.total_bytes > session.slab_capacity:
+            raise PromptTooLong("slab bytes", plan.total_bytes, session.slab_capacity)
+        return plan.total_bytes
+
+    def begin(
+        self, request: GenerationRequest, session: PeerSession | None, grant: Grant, timeline: Timeline
+    ) -> RunningPrefill:
+        """Start the prompt with what was granted.
+
+        Raises: `PeerUnavailable` when the session ended while the request waited; the slot is given back.
+        """
+        if session is None or grant.slot is None:
+            return self._local.begin(request, grant.reservation, timeline)
+        if not session.is_open:
+            session.give_back(grant.slot)
+            raise PeerUnavailable("the session ended while the request waited")
+        return session.begin(request, grant.reservation, grant.slot, timeline)
+
+    def refuse(self, grant: Grant, session: PeerSession | None) -> None:
+        """Give back what was granted to a call that is gone."""
+        if session is not None and grant.slot is not None:
+            session.give_back(grant.slot)
+        grant.reservation.drop(Holder.CLIENT)
