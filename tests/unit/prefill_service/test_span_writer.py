@@ -21,7 +21,7 @@ from tests.support.factories import make_geometry, make_hybrid_geometry
 from tests.support.fakes import PatternEngine, pattern
 from tests.support.sessions import make_start, make_totals
 
-HYBRID = make_hybrid_geometry(windows=(6, 6, None, 6, 6, None, 6), page_tokens=4)
+HYBRID = make_hybrid_geometry(windows=(6, 6, None, 6, 6, None, 6), head_dim=5, page_tokens=4)
 GRANULARITY = SpanGranularity(chunk_tokens=8, min_span_bytes=1500, max_span_bytes=4096)
 GUARD = 0xEE
 GUARD_BYTES = 192
