@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from common.errors import ConfigError, KVSpanError
+from kvspan.audit.command import AUDIT
 from kvspan.bench.command import BENCH
 from kvspan.commands.check import CHECK
 from kvspan.commands.command import EXIT_FAILED, EXIT_USAGE, Command, CommandFailed
@@ -28,7 +29,7 @@ from kvspan.commands.up import UP
 EXIT_INTERRUPTED = 130
 """What shells give a program that Ctrl-C ended."""
 
-COMMANDS: tuple[Command, ...] = (UP, PREFILL, DECODE, GENERATE, STATUS, CHECK, HEALTH, DEMO, BENCH)
+COMMANDS: tuple[Command, ...] = (UP, PREFILL, DECODE, GENERATE, STATUS, CHECK, HEALTH, DEMO, BENCH, AUDIT)
 """Every command, in the order of the help."""
 
 

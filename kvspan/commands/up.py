@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from common.runtime import Lifecycle
 from decode_service.config import DecodeConfig
@@ -62,8 +64,8 @@ def _run(arguments: argparse.Namespace) -> int:
 def make_plan(arguments: argparse.Namespace, prefill_address: str) -> PairPlan:
     """Return how to start both services; raises ConfigError for what either would refuse."""
     texts = given_texts(arguments)
-    decode_texts = texts | {"prefill": [prefill_address]}
-    prefill_texts = texts | {"listen": prefill_address}
+    decode_texts = texts | {"prefill": [prefill_address]} | _journal_of("decode", texts)
+    prefill_texts = texts | {"listen": prefill_address} | _journal_of("prefill", texts)
     decode = build_config(DecodeConfig, decode_texts)
     build_config(PrefillConfig, prefill_texts)
     logs = log_arguments(arguments)
@@ -72,6 +74,14 @@ def make_plan(arguments: argparse.Namespace, prefill_address: str) -> PairPlan:
         prefill_command=service_command("prefill", [*arguments_of(PrefillConfig, prefill_texts), *logs]),
         kill_after_s=decode.grace_s + KILL_MARGIN_S,
     )
+
+
+def _journal_of(service: str, texts: Mapping[str, Any]) -> dict[str, str]:
+    """Return where a service of the pair writes its own journal: run.jsonl is run.decode.jsonl for decode."""
+    if not texts.get("journal"):
+        return {}
+    path = Path(texts["journal"])
+    return {"journal": str(path.with_name(f"{path.stem}.{service}{path.suffix}"))}
 
 
 async def run_pair(

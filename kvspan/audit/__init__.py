@@ -1,0 +1,1 @@
+"""Replays journals of both services and names every rule that was broken."""

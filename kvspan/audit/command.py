@@ -1,0 +1,59 @@
+"""The command `audit`: replay journals and name every rule that was broken; exit code 0 when none was."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from kvspan.audit.replay import Report, audit_files
+from kvspan.commands.command import EXIT_FAILED, EXIT_OK, Command
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    choices = parser.add_subparsers(metavar="WHAT", required=True)
+    journal = choices.add_parser(
+        "journal", help="check the journals of both services against the rules", allow_abbrev=False
+    )
+    journal.add_argument(
+        "files", nargs="+", metavar="FILE", help="journals of one host, of any number of lives"
+    )
+    journal.add_argument("--json", action="store_true", help="report as one JSON object")
+    journal.add_argument(
+        "--all-stopped",
+        action="store_true",
+        help="every life must have ended in order: one that was killed, or still runs, is a breach",
+    )
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    paths = [Path(name) for name in arguments.files]
+    report = audit_files(paths, all_stopped=arguments.all_stopped)
+    print(json_text(report) if arguments.json else "\n".join(report_lines(report)))
+    return EXIT_OK if report.is_clean else EXIT_FAILED
+
+
+def report_lines(report: Report) -> Iterator[str]:
+    """Yield the report for people: breaches, then counts and lives."""
+    yield from map(str, report.findings)
+    num_breaches = sum(report.breaches.values())
+    if num_breaches > len(report.findings):
+        yield f"and {num_breaches - len(report.findings)} more"
+    yield f"{report.num_lines} lines, " + ", ".join(
+        f"{count} {name}" for name, count in report.counts.items()
+    )
+    for life in report.lives:
+        end = f"was killed or runs, held {life.num_held}" if life.was_killed else "stopped"
+        yield f"{life.role} {life.boot} {end} ({life.last})"
+    rules = ", ".join(f"{rule} {count}" for rule, count in report.breaches.items())
+    yield f"broken: {rules}" if rules else "no rule was broken"
+
+
+def json_text(report: Report) -> str:
+    """Return the report as one line of JSON."""
+    return json.dumps({"is_clean": report.is_clean, **asdict(report)})
+
+
+AUDIT = Command("audit", "check what the services recorded against the rules", _add_arguments, _run)
