@@ -80,7 +80,9 @@ class RequestReader:
             stop_ids=frozenset((*eos_ids, *request.sampling.stop_token_ids)),
             route=self._route(request),
             mode=self._mode(request),
-            time_limit_s=min(limits.time_limit_s, time_remaining_s or limits.time_limit_s),
+            time_limit_s=limits.time_limit_s
+            if time_remaining_s is None
+            else min(limits.time_limit_s, time_remaining_s),
         )
 
     # --------------------------------------------------------------------- private
@@ -91,7 +93,11 @@ class RequestReader:
                 token_ids = self._tokenizer.encode(request.text)
             case "chat":
                 turns = [{"role": turn.role, "content": turn.content} for turn in request.chat.messages]
-                token_ids = self._tokenizer.encode_chat(turns) if turns else []
+                try:
+                    token_ids = self._tokenizer.encode_chat(turns) if turns else []
+                except InvalidRequest as refusal:
+                    violations += refusal.violations
+                    return ()
             case "tokens":
                 token_ids = list(request.tokens.token_ids)
             case _:
