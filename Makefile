@@ -35,6 +35,7 @@ check: install
 	$(BIN)/python scripts/generate_stubs.py build/stubs
 	diff -r --exclude=__init__.py --exclude=__pycache__ build/stubs/kvspan/v1 kvspan/v1
 	$(BIN)/buf lint
+	$(BIN)/buf breaking --against protos/released.binpb
 	$(BIN)/docker-compose -f compose.yaml config -q
 
 parity: install

@@ -28,7 +28,7 @@ from common.runtime.threads import resolve_threads, share_interpreter
 from common.session.identity import Numerics, PeerIdentity
 from common.session.messages import Hello, SlabHandle, TransferMode
 from common.session.negotiation import PROTOCOL_VERSIONS
-from common.slab.segment import sweep
+from common.slab.segment import SlabSegment, sweep
 from common.telemetry.journal import open_journal
 from common.telemetry.logging import log_fields
 from common.wire.server import Server, make_server
@@ -55,6 +55,9 @@ from kvspan.v1 import decode_pb2_grpc
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "kvspan.v1.DecodeService"
+
+CUT_S = 2.0
+"""How long calls that were cut may take to tell their clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ class DecodeService:
         self._admission = Admission(
             self._cache, config.lanes, config.queue_limit, self._journal.reservation_freed
         )
-        self._step_loop = StepLoop(loaded.backend)
+        self._step_loop = StepLoop(loaded.backend, self._break)
         self._local = LocalEngine(
             loaded.prefill, loaded.identity.geometry, loaded.storage, self._clock, self._journal
         )
@@ -131,6 +134,7 @@ class DecodeService:
         self._router = Router(loaded.identity.geometry, self._local, self._peers)
         self._core = self._make_core()
         self._server: Server | None = None
+        self._servicer: DecodeServicer | None = None
         self._peer_tasks: list[asyncio.Task[None]] = []
         self._health = asyncio.Event()
         # Invariant: set by every change that may alter health; `_keep_health` clears and acts.
@@ -158,10 +162,11 @@ class DecodeService:
     async def start(self) -> str:
         """Sweep left-overs, bind, serve, connect to the peers and return the address."""
         self._journal.service_started(self._loaded.identity.geometry, self._loaded.num_pages)
-        for name in sweep(Path(self._config.slab_dir)):
-            logger.warning("slab.swept", extra=log_fields(name=name))
+        self._prepare_slab_dir()
         self._server = make_server([SERVICE_NAME], on_invariant=self._break)
-        servicer = DecodeServicer(self._core, self._make_reader(), self._make_reporter(), self._clock)
+        servicer = self._servicer = DecodeServicer(
+            self._core, self._make_reader(), self._make_reporter(), self._clock
+        )
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(servicer, self._server.grpc)
         address = self._server.listen(self._config.listen)
         await self._server.start()
@@ -172,6 +177,17 @@ class DecodeService:
         self._health.set()
         logger.info("service.ready", extra=log_fields(address=address, boot_id=self._boot_id))
         return address
+
+    def _prepare_slab_dir(self) -> None:
+        """Remove what dead owners left, and make sure that the slabs of all peers will fit.
+
+        Raises: `ConfigError` with the free bytes, before anything is served.
+        """
+        directory, config = Path(self._config.slab_dir), self._config
+        for name in sweep(directory):
+            logger.warning("slab.swept", extra=log_fields(name=name))
+        if config.prefill:
+            SlabSegment.create(directory, config.slab_bytes * len(config.prefill), self._boot_id).close()
 
     async def run_until(self, drain: asyncio.Event) -> None:
         """Serve until `drain` is set or an invariant breaks, then stop."""
@@ -186,10 +202,14 @@ class DecodeService:
     async def stop(self) -> None:
         """Drain, then end requests, sessions and threads."""
         assert self._server is not None
+        assert self._servicer is not None
         self._core.drain()
         await self._server.drain()
         logger.info("service.draining", extra=log_fields(requests=self._core.counts.live))
         is_idle = await self._core.wait_idle(self._config.grace_s)
+        if not is_idle:
+            self._servicer.cut()
+            await self._core.wait_idle(CUT_S)
         await self._server.stop(0)
         for task in self._peer_tasks:
             task.cancel()

@@ -126,6 +126,11 @@ class DecodeCore:
         for peer in self._owners.router.peers:
             peer.check_integrity()
 
+    def count_refused(self) -> None:
+        """Count a request that was refused before it came here."""
+        self._counts.submitted += 1
+        self._counts.refused += 1
+
     def drain(self) -> None:
         """Refuse new requests from now on."""
         self._is_draining = True
@@ -157,7 +162,7 @@ class DecodeCore:
                     yield events
             outcome = "finished"
         except (asyncio.CancelledError, GeneratorExit):
-            outcome = "cancelled"
+            outcome = "failed" if self._is_late(request, timeline) else "cancelled"
             raise
         except KVSpanError:
             outcome = "failed" if timeline.reserved_ns else "refused"
@@ -301,6 +306,10 @@ class DecodeCore:
             self._owners.router.refuse(grant, session)
         else:
             granted.set_result(grant)
+
+    def _is_late(self, request: GenerationRequest, timeline: Timeline) -> bool:
+        """Tell whether the time limit has passed, which is no wish of the client."""
+        return self._owners.clock.now_ns() - timeline.arrived_ns >= request.time_limit_s * 1e9
 
     def _enter(self) -> None:
         self._counts.submitted += 1

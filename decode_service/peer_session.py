@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MIN_TIME_LIMIT_S = 0.001
+"""A request whose time is over is about to be cancelled anyway."""
+
 DRAIN_LIMIT_S = 10.0
 """Seconds from a transfer's failure to the producer's word that it writes no more."""
 
@@ -173,7 +176,8 @@ class PeerSession:
 
     def can_lease(self, size: int) -> bool:
         """Tell whether a transfer with a slot of `size` bytes may start now."""
-        has_room = len(self._held) < self.welcome.max_concurrency
+        # Counts slots, not transfers: one that was granted and has not begun yet will be a transfer, too.
+        has_room = self._allocator.statistics().num_leased < self.welcome.max_concurrency
         return self.is_open and has_room and self._allocator.can_lease(size)
 
     def lease(self, size: int) -> Slot:
@@ -226,7 +230,7 @@ class PeerSession:
         self, request: GenerationRequest, reservation: Reservation, slot: Slot, timeline: Timeline
     ) -> RemotePrefill:
         """Start a transfer into pages and slot that are held; both stay held until it has drained."""
-        start = self._start_message(request, slot)
+        start = self._start_message(request, slot, timeline)
         geometry = self._hello.identity.geometry
         required = geometry.required(start.first_token, request.prompt_len)
         coverage = Coverage(geometry.groups, required, Range(slot.offset, slot.offset + slot.size))
@@ -267,7 +271,8 @@ class PeerSession:
 
     # --------------------------------------------------------------------- private
 
-    def _start_message(self, request: GenerationRequest, slot: Slot) -> StartPrefill:
+    def _start_message(self, request: GenerationRequest, slot: Slot, timeline: Timeline) -> StartPrefill:
+        passed_s = (self._context.clock.now_ns() - timeline.arrived_ns) / 1e9
         transfer_id = self._next_transfer_id
         self._next_transfer_id += 1
         return StartPrefill(
@@ -280,7 +285,7 @@ class PeerSession:
             token_ids=request.prompt_ids,
             first_token=0,
             mode=request.mode,
-            time_limit_s=request.time_limit_s,
+            time_limit_s=max(MIN_TIME_LIMIT_S, request.time_limit_s - passed_s),
             request_id=request.request_id,
         )
 

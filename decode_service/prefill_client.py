@@ -19,7 +19,14 @@ from pathlib import Path
 
 import grpc
 
-from common.errors import KVSpanError, LeaseExpired, NegotiationError, PeerLost, RemoteProtocolError
+from common.errors import (
+    KVSpanError,
+    LeaseExpired,
+    NegotiationError,
+    PeerLost,
+    PeerUnavailable,
+    RemoteProtocolError,
+)
 from common.kv.spans import SPAN_LAYOUT
 from common.runtime.clock import Clock
 from common.runtime.silence import SilenceWatch
@@ -175,7 +182,12 @@ class PrefillPeer:
         """Raise `NegotiationError` when the capabilities show that the peer does not fit."""
         self._state = PeerState.CONNECTING
         request = pb.PrefillServiceGetCapabilitiesRequest()
-        answer = await stub.GetCapabilities(request, wait_for_ready=True, timeout=HANDSHAKE_S)
+        try:
+            answer = await stub.GetCapabilities(request, wait_for_ready=True, timeout=HANDSHAKE_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise PeerUnavailable(f"{self._target} does not answer") from error
+            raise
         offer = capabilities_from_proto(answer)
         ours = self._config.make_hello(SlabHandle("", 0, SPAN_LAYOUT)).identity
         differences = compare(ours, offer.identity)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from contextlib import aclosing
+from collections.abc import Iterable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-from common.errors import DeadlineExceeded
+from common.errors import DeadlineExceeded, Draining, KVSpanError
 from common.runtime.clock import Clock
 from common.telemetry.timeline import Timeline
 from decode_service.core import DecodeCore
@@ -43,19 +43,51 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         self._reader = reader
         self._reporter = reporter
         self._clock = clock
+        self._calls: set[asyncio.Task[Any]] = set()
+        # Invariant: the tasks of running Generate calls.
+        self._is_cut = False
+
+    def cut(self) -> None:
+        """End every running call with UNAVAILABLE; the grace is over."""
+        self._is_cut = True
+        for call in self._calls:
+            call.cancel()
 
     async def Generate(  # noqa: N802 - name given by the contract
         self, request: pb.GenerateRequest, context: Context
     ) -> None:
         """Stream one completion; the last message carries reason, usage and timings."""
         timeline = Timeline(self._clock.now_ns())
-        answer = _Answer(self._reader.read(request, context.time_remaining()), timeline)
+        answer = _Answer(self._read(request, context), timeline)
         limit_s = answer.request.time_limit_s
         try:
-            async with asyncio.timeout(limit_s):
-                await self._answer(answer, context)
+            with self._listed():
+                async with asyncio.timeout(limit_s):
+                    await self._answer(answer, context)
         except TimeoutError as error:
             raise DeadlineExceeded(limit_s) from error
+        except asyncio.CancelledError as error:
+            if self._is_cut:
+                raise Draining("the decode service is shutting down") from error
+            raise
+
+    def _read(self, request: pb.GenerateRequest, context: Context) -> GenerationRequest:
+        """Validate a request; one that is refused here is counted too."""
+        try:
+            return self._reader.read(request, context.time_remaining())
+        except KVSpanError:
+            self._core.count_refused()
+            raise
+
+    @contextmanager
+    def _listed(self) -> Iterator[None]:
+        call = asyncio.current_task()
+        assert call is not None
+        self._calls.add(call)
+        try:
+            yield
+        finally:
+            self._calls.discard(call)
 
     async def _answer(self, answer: _Answer, context: Context) -> None:
         async with aclosing(self._core.generate(answer.request, answer.timeline)) as lists:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from common.errors import Cancelled, EngineFailed, KVSpanError
+from common.errors import Cancelled, EngineFailed, InvariantViolation, KVSpanError
 from common.telemetry.logging import log_fields
 from decode_service.backends.base import DecodeBackend
 from decode_service.generation import TokenEvent
@@ -48,8 +48,12 @@ class StepLoopStatistics:
 class StepLoop:
     """The decoding thread."""
 
-    def __init__(self, backend: DecodeBackend) -> None:
+    def __init__(
+        self, backend: DecodeBackend, on_invariant: Callable[[InvariantViolation], None] | None = None
+    ) -> None:
+        """Start the thread; `on_invariant` is called on the event loop when a bug of ours shows."""
         self._backend = backend
+        self._on_invariant = on_invariant
         self._loop = asyncio.get_running_loop()
         self._inbox: SimpleQueue[Sequence | None] = SimpleQueue()
         self._active: list[Sequence] = []
@@ -116,6 +120,7 @@ class StepLoop:
             logits_LV = self._backend.step([lane.lane_step() for lane in lanes])
         except Exception as error:
             logger.exception("step.failed", extra=log_fields(lanes=len(lanes)))
+            self._report(error)
             failure = EngineFailed(f"decode step: {type(error).__name__}: {error}")
             self._active = []
             return [(lane, failure, True) for lane in lanes]
@@ -129,9 +134,15 @@ class StepLoop:
             event = take(*logits)
         except Exception as error:
             logger.exception("sampling.failed")
+            self._report(error)
             return (lane, EngineFailed(f"sampling: {type(error).__name__}: {error}"), True)
         self._num_tokens += 1
         return (lane, event, event.finish is not None)
+
+    def _report(self, error: Exception) -> None:
+        """Tell the service of a broken invariant; it has to stop."""
+        if isinstance(error, InvariantViolation) and self._on_invariant is not None:
+            self._loop.call_soon_threadsafe(self._on_invariant, error)
 
     def _post(self, events: list[Event]) -> None:
         if events:

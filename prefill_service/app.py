@@ -12,9 +12,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from common.errors import InvariantViolation
 from common.kv.digest import DigestKind
 from common.kv.plan import SpanGranularity
 from common.kv.spans import SPAN_LAYOUT
@@ -103,6 +105,8 @@ class PrefillService:
         self._servicer = PrefillServicer(self._make_context, loaded.linears, loaded.threads)
         self._server: Server | None = None
         self._engine_task: asyncio.Task[None] | None = None
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Set to an InvariantViolation, which ends the service; never to a result.
 
     @property
     def servicer(self) -> PrefillServicer:
@@ -112,7 +116,7 @@ class PrefillService:
     async def start(self) -> str:
         """Bind, serve and return the address."""
         self._journal.service_started(self._offer.identity.geometry)
-        self._server = make_server([SERVICE_NAME])
+        self._server = make_server([SERVICE_NAME], on_invariant=self._break)
         transfer_pb2_grpc.add_PrefillServiceServicer_to_server(self._servicer, self._server.grpc)
         address = self._server.listen(self._config.listen)
         self._engine_task = asyncio.create_task(
@@ -127,9 +131,16 @@ class PrefillService:
         """Serve until `drain` is set or the engine loop breaks, then stop."""
         assert self._engine_task is not None
         waiting = asyncio.create_task(drain.wait())
-        await asyncio.wait({waiting, self._engine_task}, return_when=asyncio.FIRST_COMPLETED)
+        ends: set[asyncio.Future[Any]] = {waiting, self._engine_task, self._broken}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         await self.stop()
+        if self._broken.done():
+            self._broken.result()
+
+    def _break(self, error: InvariantViolation) -> None:
+        if not self._broken.done():
+            self._broken.set_exception(error)
 
     async def stop(self) -> None:
         """Drain, then end streams, engine and server; raises what broke the engine loop."""
@@ -157,6 +168,7 @@ class PrefillService:
             self._queue,
             self._clock,
             self._config.silence_limit_s,
+            self._config.credit_wait_s,
             on_idle,
             self._journal,
         )

@@ -111,23 +111,18 @@ def load_model(spec: str, dtype: str, page_tokens: int, progress: bool) -> Loade
 def resolve_dtype(dtype: str) -> DType:
     """Return the dtype a flag stands for.
 
-    `auto` is bfloat16 where the processor (or a CUDA device) computes in it, otherwise float32: without
-    such instructions bfloat16 products run three to four times slower than float32 ones (measured).
+    `auto` is bfloat16 where the processor computes in it, otherwise float32: without such instructions
+    bfloat16 products run three to four times slower than float32 ones (measured).
 
     Raises ConfigError when there is no such dtype.
     """
     if dtype == "auto":
-        has_bf16 = _cuda_has_bf16() or _cpu_has_bf16(Path("/proc/cpuinfo"))
-        return DType.BFLOAT16 if has_bf16 else DType.FLOAT32
+        return DType.BFLOAT16 if _cpu_has_bf16(Path("/proc/cpuinfo")) else DType.FLOAT32
     try:
         return DType(dtype)
     except ValueError:
         known = ", ".join(["auto", *(kind.value for kind in DType)])
         raise ConfigError("dtype", dtype, f"must be one of {known}") from None
-
-
-def _cuda_has_bf16() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def _cpu_has_bf16(cpuinfo: Path) -> bool:

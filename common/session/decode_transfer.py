@@ -24,9 +24,12 @@ import numpy as np
 
 from common.errors import (
     CoverageIncomplete,
+    Draining,
     KVSpanError,
+    LeaseExpired,
     LocalProtocolError,
     LogitsInvalid,
+    PeerUnavailable,
     PrefillFailed,
     RemoteProtocolError,
     SpanOutOfRange,
@@ -279,7 +282,7 @@ class DecodeTransfer:
 
     def failed(self, reason: str, text: str) -> tuple[DecodeAction, ...]:
         """The producer failed and has drained."""
-        return self._ended_badly(PrefillFailed(reason, text))
+        return self._ended_badly(_remote_error(reason, text))
 
     def cancelled(self) -> tuple[DecodeAction, ...]:
         """The producer stopped and has drained; without our asking that is a failure."""
@@ -360,3 +363,12 @@ class DecodeTransfer:
     def _count_late(self) -> tuple[DecodeAction, ...]:
         self._late_events += 1
         return ()
+
+
+def _remote_error(reason: str, text: str) -> KVSpanError:
+    """Return what a producer's failure means here: a time limit and a shutdown keep their own class."""
+    if reason == LeaseExpired.code:
+        return LeaseExpired(text)
+    if reason == Draining.code:
+        return PeerUnavailable(text)
+    return PrefillFailed(reason, text)

@@ -76,7 +76,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "dtype", values.choice((name, name) for name in ("auto", *(dtype.value for dtype in DType))), "NAME",
-        "element type of weights and cache: auto takes the model's own",
+        "type of weights and cache: auto is bfloat16 where the processor computes in it, else float32",
     ),
     Flag("slab_dir", values.directory, "DIR", "directory of the shared memory, as this process sees it"),
     Flag(
@@ -113,6 +113,10 @@ FLAGS: tuple[Flag, ...] = (
     Flag("max_new_tokens", values.integer(1), "TOKENS", "length of answers to requests that name none"),
     Flag("time_limit_s", values.positive, "SECONDS", "longest life of a request without a deadline"),
     Flag("silence_limit_s", values.positive, "SECONDS", "a peer that is silent for longer is lost"),
+    Flag(
+        "credit_wait_s", values.positive, "SECONDS",
+        "how long a prompt larger than its share of the slab waits for room before it fails",
+    ),
     Flag("threads", values.integer(0), "COUNT", "CPU threads; 0 takes the cores divided by the services"),
     Flag("journal", values.new_file, "PATH", "append a record of pages, slots and spans for kvspan audit"),
     Flag("grace_s", values.number(0), "SECONDS", "how long running work may take after SIGTERM"),
