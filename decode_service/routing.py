@@ -15,6 +15,9 @@ from typing import Protocol
 from common.errors import KVSpanError, PeerUnavailable, PromptTooLong
 from common.kv.geometry import KVGeometry
 from common.kv.plan import plan_spans
+from common.kv.window import slot_bytes
+from common.session.messages import TransferMode
+from common.slab.allocator import SLOT_ALIGNMENT
 from common.telemetry.timeline import Timeline
 from decode_service.admission import Grant
 from decode_service.local_prefill import LocalEngine
@@ -84,9 +87,8 @@ class Router:
         if session is None:
             return 0
         plan = plan_spans(self._geometry, 0, request.prompt_len, session.welcome.granularity)
-        if plan.total_bytes > session.slab_capacity:
-            raise PromptTooLong("slab bytes", plan.total_bytes, session.slab_capacity)
-        return plan.total_bytes
+        can_reuse = request.mode is not TransferMode.DEFERRED
+        return slot_bytes(plan, session.slab_capacity, SLOT_ALIGNMENT, can_reuse=can_reuse)
 
     def begin(
         self, request: GenerationRequest, session: PeerSession | None, grant: Grant, timeline: Timeline

@@ -38,6 +38,9 @@ class PrefillConfig:
     silence_limit_s: float = 3.0
     """Seconds of silence after which a connected peer counts as lost; pings go three times as often."""
 
+    credit_wait_s: float = 30.0
+    """Seconds a prompt larger than its slot waits for room; decode gives it back within milliseconds."""
+
     threads: int = 0
     """CPU threads of the engine; 0 takes the cores of the host divided by its two services."""
 

@@ -24,6 +24,7 @@ from common.session.actions import (
     Dequeue,
     Enqueue,
     PrefillAction,
+    ReturnCredit,
     Send,
     SlabIdle,
     StopEngine,
@@ -51,6 +52,7 @@ class PeerContext:
     queue: JobQueue[Job]
     clock: Clock
     silence_limit_s: float
+    credit_wait_s: float
     on_idle: Callable[[DecodePeer], None]
     """Called once, when nothing of the peer is left."""
 
@@ -148,7 +150,9 @@ class DecodePeer:
                 case Dequeue(transfer_id):
                     self._dequeue(transfer_id)
                 case StopEngine(transfer_id):
-                    self._jobs[transfer_id].stop.set()
+                    self._jobs[transfer_id].give_up()
+                case ReturnCredit(transfer_id, sequence):
+                    self._jobs[transfer_id].return_credit(sequence)
                 case SlabIdle():
                     self._release_slab()
 
@@ -156,7 +160,7 @@ class DecodePeer:
         assert self._slab is not None
         memory = self._slab.view(start.slot_offset, start.slot_size)
         target = SlotTarget(start, memory, self._session.agreement.digest, self._tell_from_engine)
-        job = Job(self._number, target, self._context.clock.now_ns())
+        job = Job(self._number, target, self._context.clock.now_ns(), self._context.credit_wait_s)
         self._jobs[start.transfer_id] = job
         timer = self._loop.call_later(start.time_limit_s, self._expire, start)
         self._timers[start.transfer_id] = timer

@@ -82,7 +82,7 @@ class EngineLoop:
         try:
             await asyncio.wait([work])
         except asyncio.CancelledError:
-            job.stop.set()
+            job.give_up()
             await asyncio.wait([work])
             raise
         finally:

@@ -1,6 +1,8 @@
-"""One prompt to compute: what the engine's thread needs, and the two reasons to stop it.
+"""One prompt to compute: what the engine's thread needs, and how the event loop reaches it meanwhile.
 
 Ownership: made on the event loop by `DecodePeer`, run once on the engine's thread, ended on the event loop.
+The engine's thread sets `window` before it tells the first span; `stop` is set before the window is looked
+for, and the window looks at `stop` before it waits: so no stop is missed.
 """
 
 from __future__ import annotations
@@ -8,9 +10,11 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from common.kv.plan import SpanGranularity, plan_spans
+from common.kv.plan import SpanGranularity, SpanPlan, plan_spans
+from common.kv.window import window_shares
 from common.runtime.clock import Clock
-from common.session.messages import GroupTotals, SourceTimings
+from common.session.messages import GroupTotals, SourceTimings, TransferMode
+from prefill_service.credit import CreditTerms, CreditWindow
 from prefill_service.engines.base import PrefillEngine
 from prefill_service.span_writer import SlotTarget, SpanWriter
 
@@ -33,29 +37,59 @@ class Job:
     session_number: int
     target: SlotTarget
     accepted_ns: int
+    credit_wait_s: float
+    """Longest wait for room in a slot smaller than the prompt's KV."""
+
     stop: threading.Event = field(default_factory=threading.Event)
     """Set on the event loop, read on the engine's thread at every layer."""
+
+    window: CreditWindow | None = None
+    """Set on the engine's thread when the slot does not hold the whole KV."""
 
     @property
     def key(self) -> tuple[int, int]:
         """(session number, transfer id)."""
         return (self.session_number, self.target.start.transfer_id)
 
+    def give_up(self) -> None:
+        """Make the engine end at its next layer, or at once when it waits for credit; on the event loop."""
+        self.stop.set()
+        if self.window is not None:
+            self.window.wake()
+
+    def return_credit(self, sequence: int) -> None:
+        """Decode gave the bytes of a told span back; on the event loop."""
+        if self.window is not None:
+            self.window.release(sequence)
+
 
 def run_job(job: Job, engine: PrefillEngine, granularity: SpanGranularity, clock: Clock) -> JobResult:
     """Compute a prompt and write its KV; on the engine's thread.
 
-    Raises: what the engine raises, `Cancelled` when `job.stop` was set. The slot's memory is let go of in
-    every case: after this call no byte of the slot is written.
+    Raises: what the engine raises, `Cancelled` when `job.stop` was set, `LeaseExpired` when decode gave no
+    credit in time. The slot's memory is let go of in every case: after this call no byte of it is written.
     """
     start = job.target.start
     started_ns = clock.now_ns()
     with job.target.memory:
         geometry = engine.describe().geometry
         plan = plan_spans(geometry, start.first_token, len(start.token_ids), granularity)
-        writer = SpanWriter(geometry, plan, job.target, clock)
+        job.window = _make_window(job, plan, clock)
+        writer = SpanWriter(geometry, plan, job.target, clock, job.window)
         logits = engine.prefill(start.token_ids, start.first_token, writer, job.stop.is_set)
         ended_ns = clock.now_ns()
         totals = writer.finish()
     timings = SourceTimings(job.accepted_ns, started_ns, ended_ns)
     return JobResult(totals, logits.astype("<f4", copy=False).tobytes(), timings)
+
+
+def _make_window(job: Job, plan: SpanPlan, clock: Clock) -> CreditWindow | None:
+    """Return what gives the spans their bytes; None when no byte is used twice.
+
+    Raises: `SpanOutOfRange` when the slot is too small even for a window.
+    """
+    start = job.target.start
+    if start.mode is TransferMode.DEFERRED or plan.total_bytes <= len(job.target.memory):
+        return None
+    shares = window_shares(plan, len(job.target.memory))
+    return CreditWindow(shares, CreditTerms(job.credit_wait_s, job.stop, clock))

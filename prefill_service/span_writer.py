@@ -1,18 +1,20 @@
 """Packs finished KV into the slot of one transfer and says which spans are final.
 
 Theory of operation: the span plan fixes where every row goes, so a row is copied once, straight from the
-attention's output to its place. The mode decides only *when*:
+attention's output to its place. A slot smaller than the plan is a window, which gives a span its place when
+its first layer is written and may wait for room then. The mode decides only *when*:
 
     stream     copy when the layer is done, tell each span when its last layer is done
     deferred   copy when the layer is done, tell everything in `finish`
-    whole      keep the arrays, copy and tell everything in `finish`
+    whole      keep the arrays, copy and tell everything in `finish`; through a window, tell each when copied
 
 An engine must write every layer of every chunk once, in order; anything else fails the prompt at once. So a
 span is complete when its last layer is written, and one that is told is never written again (rule 5).
 
 Ownership: one writer per job, used on the engine's thread. It writes into memory that the job owns.
 
-Not here: the cut into spans (`common/kv/plan.py`), the stream (`servicer.py`).
+Not here: the cut into spans (`common/kv/plan.py`), room in a window (`credit.py`), the stream
+(`servicer.py`).
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from common.kv.spans import Span, key_range, value_range
 from common.kv.writer import Rows
 from common.runtime.clock import Clock
 from common.session.messages import GroupTotals, StartPrefill, TransferMode
+from prefill_service.credit import CreditWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +53,16 @@ class SlotTarget:
 class SpanWriter:
     """The `KVWriter` of one transfer."""
 
-    def __init__(self, geometry: KVGeometry, plan: SpanPlan, target: SlotTarget, clock: Clock) -> None:
-        """Raises `SpanOutOfRange` when the slot is too small for the plan."""
-        if plan.total_bytes > len(target.memory):
+    def __init__(
+        self,
+        geometry: KVGeometry,
+        plan: SpanPlan,
+        target: SlotTarget,
+        clock: Clock,
+        window: CreditWindow | None = None,
+    ) -> None:
+        """Raises `SpanOutOfRange` when the slot is too small for the plan and there is no window."""
+        if window is None and plan.total_bytes > len(target.memory):
             raise SpanOutOfRange("slot_size", len(target.memory), f"at least {plan.total_bytes}")
         self._layers = tuple(layer.layer_index for layer in geometry.layers)
         self._places = {
@@ -63,6 +73,9 @@ class SpanWriter:
         self._chunks = plan.chunks
         self._target = target
         self._clock = clock
+        self._window = window
+        self._in_window: dict[int, PlannedSpan] = {}
+        # Invariant: by group, the span last begun, with its place in the window.
         self._num_taken = 0
         # Invariant: writes taken so far; write number n is of layer n % L of chunk n // L.
         self._chunk_spans: tuple[int, tuple[PlannedSpan, ...]] = (-1, ())
@@ -77,7 +90,8 @@ class SpanWriter:
 
         Chunks before the first that is exported are dropped.
 
-        Raises: `EngineFailed` when it is not this layer's and chunk's turn, or rows have another size.
+        Raises: `EngineFailed` when it is not this layer's and chunk's turn, or rows have another size; what
+        `CreditWindow.open` raises.
         """
         if self._chunks and tokens.stop <= self._chunks[0].chunk.start:
             return
@@ -92,7 +106,7 @@ class SpanWriter:
     def finish(self) -> tuple[GroupTotals, ...]:
         """Write and tell what the mode held back; return the totals that PrefillDone carries.
 
-        Raises: `EngineFailed` when the engine left out a layer or a chunk.
+        Raises: `EngineFailed` when the engine left out a layer or a chunk; what `CreditWindow.open` raises.
         """
         missing = self._next()
         if missing is not None:
@@ -138,9 +152,18 @@ class SpanWriter:
             if span.group_index != group.group_index or not span.layers.start <= position < span.layers.stop:
                 continue
             rows = slice(span.tokens.start - tokens.start, span.tokens.stop - tokens.start)
+            span = self._placed(span, position)
             self._copy(group, span, position - span.layers.start, keys[rows], values[rows])
             if span.completed_by == layer_index:
                 self._complete(span)
+
+    def _placed(self, span: PlannedSpan, position: int) -> PlannedSpan:
+        """Return the span where it lies in the slot; its first layer asks the window for a place."""
+        if self._window is None:
+            return span
+        if position == span.layers.start:
+            self._in_window[span.group_index] = replace(span, offset=self._window.open(span))
+        return self._in_window[span.group_index]
 
     def _copy(self, group: GroupGeometry, span: PlannedSpan, position: int, keys: Rows, values: Rows) -> None:
         num_tokens = len(span.tokens)
@@ -176,7 +199,9 @@ class SpanWriter:
         )
         self._sequence += 1
         self._count(span)
-        if start.mode is TransferMode.STREAM:
+        if self._window is not None:
+            self._window.told(span.sequence, planned)
+        if start.mode is TransferMode.STREAM or self._window is not None:
             target.tell(span)
         else:
             self._untold.append(span)

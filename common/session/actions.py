@@ -93,9 +93,17 @@ class Dequeue:
 
 @dataclass(frozen=True, slots=True)
 class StopEngine:
-    """Make the engine give the running job up at its next layer."""
+    """Make the engine give the running job up at its next layer, or while it waits for credit."""
 
     transfer_id: int
 
 
-PrefillAction = Send | AttachSlab | Enqueue | Dequeue | StopEngine | SlabIdle
+@dataclass(frozen=True, slots=True)
+class ReturnCredit:
+    """Let the job use the bytes of one of its told spans again."""
+
+    transfer_id: int
+    sequence: int
+
+
+PrefillAction = Send | AttachSlab | Enqueue | Dequeue | StopEngine | ReturnCredit | SlabIdle

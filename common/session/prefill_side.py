@@ -12,7 +12,8 @@ first verdict stands.
 
 A terminal message is sent only when the engine writes no more: it is the proof of drain that decode waits
 for (rule 4). Spans told after a cancel are dropped. When the session closes, queued jobs vanish, running
-ones are stopped, and the slab is unmapped only after the last of them has ended.
+ones are stopped, and the slab is unmapped only after the last of them has ended. A ReleaseSpan gives credit
+once, and only for a span that was told: else the producer would write over bytes that decode reads (rule 5).
 
 Ownership: one object per stream, used on the event loop only.
 Not here: the queue over all sessions (`prefill_service/queue.py`), gRPC, memory, threads.
@@ -21,13 +22,22 @@ Not here: the queue over all sessions (`prefill_service/queue.py`), gRPC, memory
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from common.errors import InvariantViolation, KVSpanError, LocalProtocolError, RemoteProtocolError
 from common.kv.ranges import Range
 from common.kv.spans import Span
-from common.session.actions import AttachSlab, Dequeue, Enqueue, PrefillAction, Send, SlabIdle, StopEngine
+from common.session.actions import (
+    AttachSlab,
+    Dequeue,
+    Enqueue,
+    PrefillAction,
+    ReturnCredit,
+    Send,
+    SlabIdle,
+    StopEngine,
+)
 from common.session.messages import (
     CancelPrefill,
     DecodeMessage,
@@ -114,6 +124,9 @@ class PrefillSessionStatistics:
     released_spans: int
     """Spans whose bytes decode gave back."""
 
+    ignored_releases: int
+    """Named a span that was not told or was released before."""
+
 
 @dataclass(slots=True)
 class _Job:
@@ -121,6 +134,9 @@ class _Job:
     state: JobState = JobState.QUEUED
     verdict: PrefillCancelled | PrefillFailed | None = None
     """Terminal message of a stopped job. Invariant: set once, and never while QUEUED."""
+
+    told: set[int] = field(default_factory=set)
+    """Sequences told and not released."""
 
 
 class PrefillSession:
@@ -141,6 +157,7 @@ class PrefillSession:
         self._repeated = 0
         self._dropped = 0
         self._released = 0
+        self._ignored_releases = 0
 
     # ------------------------------------------------------------------- questions
 
@@ -165,6 +182,7 @@ class PrefillSession:
             self._repeated,
             self._dropped,
             self._released,
+            self._ignored_releases,
         )
 
     def check_integrity(self) -> None:
@@ -241,6 +259,7 @@ class PrefillSession:
         if job is None or job.state is not JobState.RUNNING:
             self._dropped += 1
             return ()
+        job.told.add(span.sequence)
         return (Send(SpanTold(span)),)
 
     def engine_finished(
@@ -248,8 +267,7 @@ class PrefillSession:
     ) -> tuple[PrefillAction, ...]:
         """The engine ended well and wrote its last byte."""
         job = self._jobs[transfer_id]
-        start = job.start
-        done = PrefillDone(start.transfer_id, start.attempt, start.generation, totals, logits, timings)
+        done = PrefillDone(transfer_id, job.start.attempt, job.start.generation, totals, logits, timings)
         return self._end(job, Send(done))
 
     def engine_failed(self, transfer_id: int, error: KVSpanError) -> tuple[PrefillAction, ...]:
@@ -336,9 +354,7 @@ class PrefillSession:
 
     def _cancelled(self, message: CancelPrefill) -> tuple[PrefillAction, ...]:
         job = self._live(message)
-        if job is None:
-            return ()
-        return self._stop(job, PrefillCancelled(message.transfer_id, message.attempt))
+        return self._stop(job, PrefillCancelled(message.transfer_id, message.attempt)) if job else ()
 
     def _stop(self, job: _Job, verdict: PrefillCancelled | PrefillFailed) -> tuple[PrefillAction, ...]:
         transfer_id = job.start.transfer_id
@@ -351,9 +367,13 @@ class PrefillSession:
         return (Dequeue(transfer_id), Send(job.verdict))
 
     def _span_released(self, message: ReleaseSpan) -> tuple[PrefillAction, ...]:
-        if self._live(message) is not None:
-            self._released += 1
-        return ()
+        job = self._live(message)
+        if job is None or message.sequence not in job.told:
+            self._ignored_releases += job is not None
+            return ()
+        job.told.remove(message.sequence)
+        self._released += 1
+        return (ReturnCredit(message.transfer_id, message.sequence),)
 
     def _live(self, message: CancelPrefill | ReleaseSpan) -> _Job | None:
         job = self._jobs.get(message.transfer_id)

@@ -8,19 +8,23 @@ is asked of its owner before each.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from common.errors import Cancelled, EngineFailed, SlabExhausted
+from common.errors import Cancelled, EngineFailed, LeaseExpired
 from common.kv.digest import DigestKind, digest
-from common.kv.plan import PlannedSpan, SpanGranularity, plan_spans
+from common.kv.plan import PlannedSpan, SpanGranularity, SpanPlan, plan_spans
 from common.kv.ranges import Range
 from common.kv.spans import Span, key_range, value_range
+from common.kv.window import window_shares
+from common.runtime.clock import ManualClock
 from common.session.actions import PrefillAction
 from common.session.messages import StartPrefill, TransferMode
 from common.session.prefill_side import PrefillSession
 from common.slab.allocator import Slot, SlotAllocator
+from prefill_service.credit import CreditTerms, CreditWindow
 from tests.support.factories import make_hybrid_geometry
 from tests.support.sessions import TIMINGS, make_logits, make_totals
 
@@ -127,11 +131,17 @@ class PageStore:
 class _Run:
     start: StartPrefill
     planned: deque[PlannedSpan]
-    window: SlotAllocator
-    held: dict[int, Slot] = field(default_factory=dict)
-    writing: tuple[Span, bytes] | None = None
+    window: CreditWindow | None
+    """None when the slot holds everything."""
+
+    stop: threading.Event
+    writing: tuple[PlannedSpan, Span, bytes] | None = None
     made: list[Span] = field(default_factory=list)
-    is_stopped: bool = False
+
+    @property
+    def tells_at_once(self) -> bool:
+        """Whether a span is told before the end."""
+        return self.start.mode is TransferMode.STREAM or self.window is not None
 
 
 class FakeEngine:
@@ -161,14 +171,15 @@ class FakeEngine:
         """Ask for the end of the running job."""
         assert self._run is not None
         assert self._run.start.transfer_id == transfer_id
-        self._run.is_stopped = True
+        self._run.stop.set()
 
     def release(self, transfer_id: int, sequence: int) -> None:
-        """Take credit for a span; of another job or twice it is void."""
-        if self._run is not None and self._run.start.transfer_id == transfer_id:
-            lease = self._run.held.pop(sequence, None)
-            if lease is not None:
-                self._run.window.release(lease)
+        """Take credit for a span of the running job."""
+        assert self._run is not None
+        assert self._run.start.transfer_id == transfer_id
+        if self._run.window is not None:
+            self._run.window.release(sequence)
+            self._run.window.check_integrity()
 
     @property
     def running(self) -> int | None:
@@ -185,7 +196,7 @@ class FakeEngine:
         run = self._run
         if run is None:
             return self._take()
-        if run.is_stopped and notices_stop:
+        if run.stop.is_set() and notices_stop:
             return self.fail()
         if run.writing is not None:
             return self._write_second_half(run)
@@ -197,7 +208,7 @@ class FakeEngine:
         """Break down in the running job."""
         if self._run is None:
             return None
-        transfer_id, was_stopped = self._run.start.transfer_id, self._run.is_stopped
+        transfer_id, was_stopped = self._run.start.transfer_id, self._run.stop.is_set()
         self._run = None
         error = Cancelled("stopped") if was_stopped else EngineFailed("a device was lost")
         return self._session.engine_failed(transfer_id, error)
@@ -208,15 +219,15 @@ class FakeEngine:
         start = self._queue.popleft()
         if self._session.engine_started(start.transfer_id):
             plan = plan_spans(GEOMETRY, start.first_token, len(start.token_ids), GRANULARITY)
-            slot_bytes = Range(start.slot_offset, start.slot_offset + start.slot_size)
-            self._run = _Run(start, deque(plan), SlotAllocator(slot_bytes, alignment=64))
+            stop = threading.Event()
+            self._run = _Run(start, deque(plan), _make_window(plan, start, stop), stop)
         return ()
 
     def _write_first_half(self, run: _Run) -> tuple[PrefillAction, ...] | None:
         planned = run.planned[0]
         try:
-            lease = run.window.lease(planned.length)
-        except SlabExhausted:
+            offset = planned.offset if run.window is None else run.window.open(planned)
+        except (LeaseExpired, Cancelled):
             return None
         run.planned.popleft()
         content = payload(f"{self._name}/{run.start.transfer_id}", planned)
@@ -229,25 +240,26 @@ class FakeEngine:
             group_index=planned.group_index,
             layers=planned.layers,
             tokens=planned.tokens,
-            offset=lease.offset,
+            offset=run.start.slot_offset + offset,
             length=planned.length,
             digest=digest(DIGEST, content),
             written_ns=len(run.made),
             told_ns=len(run.made),
         )
-        run.held[span.sequence] = lease
-        run.writing = (span, content)
+        run.writing = (planned, span, content)
         self._write(run, span.offset, content[: span.length // 2])
         return ()
 
     def _write_second_half(self, run: _Run) -> tuple[PrefillAction, ...]:
         assert run.writing is not None
-        span, content = run.writing
+        planned, span, content = run.writing
         half = span.length // 2
         self._write(run, span.offset + half, content[half:])
         run.made.append(span)
         run.writing = None
-        return self._session.span_written(span) if run.start.mode is TransferMode.STREAM else ()
+        if run.window is not None:
+            run.window.told(span.sequence, planned)
+        return self._session.span_written(span) if run.tells_at_once else ()
 
     def _write(self, run: _Run, offset: int, content: bytes) -> None:
         self._check_write(run.start)
@@ -255,8 +267,15 @@ class FakeEngine:
 
     def _finish(self, run: _Run) -> tuple[PrefillAction, ...]:
         self._run = None
-        untold = run.made if run.start.mode is not TransferMode.STREAM else []
+        untold = [] if run.tells_at_once else run.made
         told = [action for span in untold for action in self._session.span_written(span)]
         totals = make_totals(run.made, len(GROUPS))
         end = self._session.engine_finished(run.start.transfer_id, totals, make_logits(), TIMINGS)
         return (*told, *end)
+
+
+def _make_window(plan: SpanPlan, start: StartPrefill, stop: threading.Event) -> CreditWindow | None:
+    """Return the window of a slot that does not hold everything; it never waits, so that a step ends."""
+    if plan.total_bytes <= start.slot_size:
+        return None
+    return CreditWindow(window_shares(plan, start.slot_size), CreditTerms(0, stop, ManualClock()))

@@ -20,6 +20,7 @@ from common.kv.digest import digest
 from common.kv.plan import plan_spans
 from common.kv.ranges import Range
 from common.kv.spans import Span
+from common.kv.window import minimum_window
 from common.session.actions import (
     AttachSlab,
     DecodeAction,
@@ -27,6 +28,7 @@ from common.session.actions import (
     Enqueue,
     ImportSpan,
     PrefillAction,
+    ReturnCredit,
     Send,
     SessionOpened,
     SlabIdle,
@@ -36,7 +38,7 @@ from common.session.actions import (
     TransferFailed,
 )
 from common.session.decode_side import DecodeSession, SessionState
-from common.session.messages import DecodeMessage, PrefillMessage, ReleaseSpan, StartPrefill, TransferMode
+from common.session.messages import DecodeMessage, PrefillMessage, StartPrefill, TransferMode
 from common.session.prefill_side import PrefillSession, PrefillState
 from common.slab.allocator import Slot, SlotAllocator
 from tests.support.peer_parts import (
@@ -63,7 +65,7 @@ class Wish:
     first_token: int
     mode: TransferMode
     is_tight: bool
-    """Whether the slot holds only the largest span, so that credit is needed; only in mode STREAM."""
+    """Whether the slot holds only the largest span of each group, so that credit is needed; not DEFERRED."""
 
 
 @dataclass(slots=True)
@@ -120,7 +122,7 @@ class SessionPair:
         """Reserve pages and slot, then start a transfer; nothing when something is full."""
         cells = self._place_cells(wish)
         plan = plan_spans(GEOMETRY, wish.first_token, wish.prompt_len, GRANULARITY)
-        slot_bytes = max(span.length for span in plan) if wish.is_tight else plan.total_bytes
+        slot_bytes = minimum_window(plan) if wish.is_tight else plan.total_bytes
         is_full = self.decode.statistics().num_transfers == 3
         if self.decode.state is not SessionState.OPEN or is_full or not self._allocator.can_lease(slot_bytes):
             return False
@@ -138,7 +140,7 @@ class SessionPair:
             slot_size=slot.size,
             token_ids=tuple(range(wish.prompt_len)),
             first_token=wish.first_token,
-            mode=TransferMode.STREAM if wish.is_tight else wish.mode,
+            mode=wish.mode,
             time_limit_s=30.0,
             request_id="same for all",
         )
@@ -211,10 +213,7 @@ class SessionPair:
         """Hand prefill its next message."""
         if not self.to_prefill:
             return False
-        message = self.to_prefill.popleft()
-        if isinstance(message, ReleaseSpan):
-            self.engine.release(message.transfer_id, message.sequence)
-        self._carry_out_prefill(self.prefill.receive(message))
+        self._carry_out_prefill(self.prefill.receive(self.to_prefill.popleft()))
         return True
 
     def step_engine(self, notices_stop: bool = True) -> bool:
@@ -376,6 +375,8 @@ class SessionPair:
                     self.engine.dequeue(transfer_id)
                 case StopEngine(transfer_id):
                     self.engine.stop(transfer_id)
+                case ReturnCredit(transfer_id, sequence):
+                    self.engine.release(transfer_id, sequence)
                 case SlabIdle():
                     assert self.engine.running is None
                     self.num_idle["prefill"] += 1

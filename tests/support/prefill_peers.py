@@ -92,7 +92,7 @@ def make_peer_desk(slab_dir: Path, queue: JobQueue[Job] | None = None, number: i
     """Yield a session that waits for Hello; needs a running event loop."""
     queue = queue if queue is not None else JobQueue()
     idle: list[DecodePeer] = []
-    context = PeerContext(make_offer(), slab_dir, queue, ManualClock(10), idle.append)
+    context = PeerContext(make_offer(), slab_dir, queue, ManualClock(10), 3.0, 7.0, idle.append)
     with SlabSegment.create(slab_dir, SLAB_BYTES, "decode-boot") as slab:
         yield PeerDesk(slab, queue, DecodePeer(number, context), idle)
 

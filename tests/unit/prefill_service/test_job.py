@@ -25,7 +25,7 @@ def make_job(told: list[Span], slot: Range = SLOT) -> Job:
     """Return a job of five tokens accepted at 40 ns."""
     start = replace(make_start(), slot_size=len(slot))
     target = SlotTarget(start, memoryview(bytearray(len(slot))), DigestKind.OFF, told.append)
-    return Job(3, target, accepted_ns=40)
+    return Job(3, target, accepted_ns=40, credit_wait_s=0)
 
 
 def assert_released(job: Job) -> None:

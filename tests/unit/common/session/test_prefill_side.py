@@ -12,7 +12,7 @@ from common.errors import (
     RemoteProtocolError,
 )
 from common.kv.ranges import Range
-from common.session.actions import AttachSlab, Enqueue, Send, SlabIdle
+from common.session.actions import AttachSlab, Enqueue, ReturnCredit, Send, SlabIdle
 from common.session.messages import (
     CancelPrefill,
     DecodeMessage,
@@ -252,16 +252,47 @@ def test_the_queue_position_counts_the_jobs_before() -> None:
     assert session.statistics().pinned_bytes == 8192 + 4096 + 4096
 
 
-def test_a_released_span_is_counted() -> None:
-    """Credit of a live job; of another attempt or of no job it is unknown."""
+def test_the_release_of_a_told_span_is_credit_once() -> None:
+    """Decode has copied it; saying so again gives nothing."""
     session = make_running_job()
+    session.span_written(SPANS[0])
+    session.span_written(SPANS[1])
 
-    session.receive(ReleaseSpan(21, 1, 0))
-    session.receive(ReleaseSpan(21, 2, 1))
-    session.receive(ReleaseSpan(22, 1, 2))
+    assert session.receive(ReleaseSpan(21, 1, 1)) == (ReturnCredit(21, 1),)
+    assert session.receive(ReleaseSpan(21, 1, 1)) == ()
 
     assert session.statistics().released_spans == 1
-    assert session.statistics().unknown_messages == 2
+    assert session.statistics().ignored_releases == 1
+
+
+@pytest.mark.parametrize("make_job", [make_queued_job, make_running_job, make_stopping_job])
+def test_a_span_that_was_not_told_gives_no_credit(make_job: Callable[[], PrefillSession]) -> None:
+    """Else its bytes would be written twice before decode has read them."""
+    session = make_job()
+
+    assert session.receive(ReleaseSpan(21, 1, 0)) == ()
+
+    assert session.statistics().ignored_releases == 1
+
+
+def test_a_span_dropped_after_a_cancel_gives_no_credit() -> None:
+    """It was never told, so decode cannot have read it."""
+    session = make_stopping_job()
+    session.span_written(SPANS[0])
+
+    assert session.receive(ReleaseSpan(21, 1, 0)) == ()
+
+
+@pytest.mark.parametrize("release", [ReleaseSpan(21, 2, 0), ReleaseSpan(22, 1, 0)])
+def test_credit_of_another_attempt_or_of_no_job_is_unknown(release: ReleaseSpan) -> None:
+    """It is late; the live job keeps what it holds."""
+    session = make_running_job()
+    session.span_written(SPANS[0])
+
+    assert session.receive(release) == ()
+
+    assert session.statistics().unknown_messages == 1
+    assert session.statistics().released_spans == 0
 
 
 # ------------------------------------------------------------------- refused starts

@@ -1,0 +1,153 @@
+"""The bytes of a slot smaller than its prompt's KV: which are being filled, which are told, which are free.
+
+Theory of operation: every group has its share of the slot (`common/kv/window.py`). A span goes
+
+    free --open--> open (one per group) --told--> told --release--> free
+
+and `open` waits until its share has room. Only decode's `ReleaseSpan` makes room, so the wait has a bound of
+its own, and a stop of the job ends it at once: an error, never a drop, never a wait for ever (rule 9). Bytes
+of a told span are given to nobody before its release (rule 5).
+
+Ownership: one per job whose slot is a window. `open` and `told` are called on the engine's thread, `release`
+and `wake` on the event loop; one lock protects everything, and is never held while bytes are copied.
+Not here: which releases are credible (`common/session/prefill_side.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from common.errors import Cancelled, InvariantViolation, LeaseExpired
+from common.kv.plan import PlannedSpan
+from common.kv.ranges import Range
+from common.kv.spans import PART_ALIGNMENT
+from common.runtime.clock import Clock
+from common.slab.allocator import Slot, SlotAllocator
+
+
+@dataclass(frozen=True, slots=True)
+class CreditTerms:
+    """How long a job may wait for credit, and what ends the wait early."""
+
+    wait_s: float
+    """Longest wait for one span."""
+
+    stop: threading.Event
+    """The job's; whoever sets it calls `CreditWindow.wake`."""
+
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class CreditStatistics:
+    """How a window is used now."""
+
+    num_open: int
+    """Spans being filled; at most one per group."""
+
+    num_told: int
+    """Spans told and not released."""
+
+    held_bytes: int
+    """Of both."""
+
+    free_bytes: int
+
+    num_waits: int
+    """Spans that found no room at first, since the start."""
+
+
+class CreditWindow:
+    """Gives the spans of one job their bytes."""
+
+    def __init__(self, shares: tuple[Range, ...], terms: CreditTerms) -> None:
+        """Start with everything free; `shares` has the bytes of each group, from the start of the slot."""
+        self._terms = terms
+        self._changed = threading.Condition()
+        # Invariant: everything below is read and written under _changed only.
+        self._shares = tuple(SlotAllocator(share, PART_ALIGNMENT) for share in shares)
+        self._open: dict[int, Slot] = {}
+        # Invariant: keys are group indices; the span of the group that is being filled.
+        self._told: dict[int, tuple[int, Slot]] = {}
+        # Invariant: group and bytes, by sequence, of each span told and not released.
+        self._num_waits = 0
+
+    def open(self, planned: PlannedSpan) -> int:
+        """Return where the span may be filled, in bytes from the start of the slot; waits for room.
+
+        Raises: `LeaseExpired` when no room came within the bound, `Cancelled` when the job was stopped
+        while it waited; nothing changed.
+        """
+        share = self._shares[planned.group_index]
+        with self._changed:
+            if planned.group_index in self._open:
+                raise InvariantViolation(f"group {planned.group_index} has a span that is not told")
+            if not share.can_lease(planned.length):
+                self._num_waits += 1
+                self._wait_for_room(share, planned)
+            slot = share.lease(planned.length)
+            self._open[planned.group_index] = slot
+            return slot.offset
+
+    def told(self, sequence: int, planned: PlannedSpan) -> None:
+        """The open span of a group is final; call it before anybody can hear of the span."""
+        with self._changed:
+            self._told[sequence] = (planned.group_index, self._open.pop(planned.group_index))
+
+    def release(self, sequence: int) -> None:
+        """Take the bytes of a told span back, and wake whoever waits for room.
+
+        Raises: `InvariantViolation` when no such span is told and not released; nothing changed.
+        """
+        with self._changed:
+            if sequence not in self._told:
+                raise InvariantViolation(f"span {sequence} is not told or is released already")
+            group_index, slot = self._told.pop(sequence)
+            self._shares[group_index].release(slot)
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Let a waiting `open` look at its job's stop again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def statistics(self) -> CreditStatistics:
+        """Return how the window is used now."""
+        with self._changed:
+            shares = [share.statistics() for share in self._shares]
+            return CreditStatistics(
+                num_open=len(self._open),
+                num_told=len(self._told),
+                held_bytes=sum(share.leased_bytes for share in shares),
+                free_bytes=sum(share.free_bytes for share in shares),
+                num_waits=self._num_waits,
+            )
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantViolation` when shares and spans disagree."""
+        with self._changed:
+            for group_index, share in enumerate(self._shares):
+                share.check_integrity()
+                told = sum(group == group_index for group, _ in self._told.values())
+                leased = share.statistics().num_leased
+                if leased != told + (group_index in self._open):
+                    raise InvariantViolation(f"group {group_index} leases {leased} spans, {told} are told")
+
+    def _wait_for_room(self, share: SlotAllocator, planned: PlannedSpan) -> None:
+        """Return once the share has room for the span; the lock is held before and after."""
+        terms = self._terms
+        deadline_ns = terms.clock.now_ns() + round(terms.wait_s * 1e9)
+        while not share.can_lease(planned.length):
+            if terms.stop.is_set():
+                raise Cancelled("stopped while waiting for credit")
+            left_ns = deadline_ns - terms.clock.now_ns()
+            if left_ns <= 0:
+                raise LeaseExpired(self._problem(planned))
+            self._changed.wait(left_ns / 1e9)
+
+    def _problem(self, planned: PlannedSpan) -> str:
+        group = planned.group_index
+        told = sum(told_group == group for told_group, _ in self._told.values())
+        wanted = f"{planned.length} bytes of group {group}"
+        return f"no credit for {wanted} within {self._terms.wait_s:g} s ({told} spans told and not released)"

@@ -1,0 +1,217 @@
+"""Room in a window: who has which bytes, who waits, and what ends the wait."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from common.errors import Cancelled, InvariantViolation, LeaseExpired
+from common.kv.plan import PlannedSpan
+from common.kv.ranges import Range
+from common.runtime.clock import ManualClock
+from prefill_service.credit import CreditTerms, CreditWindow
+
+SHARES = (Range(0, 320), Range(320, 512))
+WAIT_S = 7.0
+LONG_S = 20.0
+"""Longest time a thread of a test may take; it takes microseconds."""
+
+
+class SteppingClock(ManualClock):
+    """Says on a semaphore each time it is read, so that a test knows that a thread has come to wait."""
+
+    def __init__(self) -> None:
+        super().__init__(1_000)
+        self.reads = threading.Semaphore(0)
+
+    def now_ns(self) -> int:
+        """Return the time it was moved to."""
+        self.reads.release()
+        return super().now_ns()
+
+
+class Desk:
+    """A window, and a thread that asks it for room."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self.clock, self.stop = SteppingClock(), threading.Event()
+        self.window = CreditWindow(SHARES, CreditTerms(WAIT_S, self.stop, self.clock))
+        self._pool = pool
+
+    def tell(self, sequence: int, length: int, group_index: int = 0) -> int:
+        """Open a span and tell it; return where it lies."""
+        planned = make_planned(length, group_index)
+        offset = self.window.open(planned)
+        self.window.told(sequence, planned)
+        return offset
+
+    def wait_for(self, length: int, group_index: int = 0) -> Future[int]:
+        """Have a thread ask for room that there is not; return once it waits or is about to."""
+        opened = self._pool.submit(self.window.open, make_planned(length, group_index))
+        for _ in range(2):
+            assert self.clock.reads.acquire(timeout=LONG_S)
+        return opened
+
+
+def make_planned(length: int, group_index: int = 0) -> PlannedSpan:
+    """Return a span of so many bytes; what it covers does not matter here."""
+    return PlannedSpan(group_index, Range(0, 1), Range(0, 3), offset=9999, length=length, completed_by=0)
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    """A window with everything free."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        desk = Desk(pool)
+        yield desk
+        desk.stop.set()
+        desk.window.wake()
+        desk.window.check_integrity()
+
+
+def test_spans_of_a_group_lie_one_after_another_in_its_share(desk: Desk) -> None:
+    """Rounded to 64 bytes, and never where another group's lie."""
+    assert [desk.tell(0, 100), desk.tell(1, 64), desk.tell(2, 60, group_index=1)] == [0, 128, 320]
+
+    counts = desk.window.statistics()
+    assert (counts.num_open, counts.num_told, counts.held_bytes, counts.free_bytes) == (0, 3, 256, 256)
+
+
+def test_a_released_span_s_bytes_are_used_again(desk: Desk) -> None:
+    """The lowest room that is large enough."""
+    desk.tell(0, 128)
+    desk.tell(1, 128)
+
+    desk.window.release(0)
+
+    assert desk.tell(2, 64) == 0
+    assert desk.tell(3, 64) == 64
+    assert desk.tell(4, 64) == 256
+
+
+def test_a_group_fills_one_span_at_a_time(desk: Desk) -> None:
+    """Else two open spans could wait for each other's room."""
+    desk.window.open(make_planned(64))
+
+    with pytest.raises(InvariantViolation, match="group 0 has a span that is not told"):
+        desk.window.open(make_planned(64))
+
+    assert desk.window.statistics().num_open == 1
+
+
+def test_groups_fill_their_spans_beside_each_other(desk: Desk) -> None:
+    """A layer of one group may lie between two of another."""
+    desk.window.open(make_planned(64))
+    desk.window.open(make_planned(64, group_index=1))
+
+    assert desk.window.statistics().num_open == 2
+
+
+def test_a_full_share_waits_for_a_release(desk: Desk) -> None:
+    """The span gets the bytes that came back."""
+    desk.tell(0, 192)
+    desk.tell(1, 128)
+    opened = desk.wait_for(192)
+
+    desk.window.release(0)
+
+    assert opened.result(LONG_S) == 0
+    assert desk.window.statistics().num_waits == 1
+
+
+def test_a_release_that_makes_too_little_room_is_not_enough(desk: Desk) -> None:
+    """Also when the free bytes would do, but not next to each other."""
+    for sequence in range(5):
+        desk.tell(sequence, 64)
+    opened = desk.wait_for(128)
+
+    desk.window.release(0)
+    desk.window.release(2)
+    assert desk.clock.reads.acquire(timeout=LONG_S)
+    assert not opened.done()
+    desk.window.release(1)
+
+    assert opened.result(LONG_S) == 0
+
+
+def test_room_in_another_group_s_share_is_not_taken(desk: Desk) -> None:
+    """Else the other group could starve."""
+    desk.tell(0, 320)
+    desk.tell(1, 192, group_index=1)
+    opened = desk.wait_for(64)
+
+    desk.window.release(1)
+    assert desk.clock.reads.acquire(timeout=LONG_S)
+    assert not opened.done()
+    desk.window.release(0)
+
+    assert opened.result(LONG_S) == 0
+
+
+def test_a_wait_that_reaches_its_bound_fails_and_says_for_what(desk: Desk) -> None:
+    """C14: an error at the bound; nothing was dropped, and nothing changed."""
+    desk.tell(0, 128)
+    desk.tell(1, 192)
+    desk.tell(2, 64, group_index=1)
+    before = desk.window.statistics().held_bytes
+    opened = desk.wait_for(100)
+
+    desk.clock.advance_s(WAIT_S)
+    desk.window.wake()
+
+    with pytest.raises(LeaseExpired) as late:
+        opened.result(LONG_S)
+    told = "no credit for 100 bytes of group 0 within 7 s (2 spans told and not released)"
+    assert str(late.value) == told
+    assert desk.window.statistics().held_bytes == before
+    assert desk.window.statistics().num_open == 0
+
+
+def test_a_wait_below_its_bound_goes_on(desk: Desk) -> None:
+    """One nanosecond is left."""
+    desk.tell(0, 320)
+    opened = desk.wait_for(64)
+
+    desk.clock.advance_ns(7_000_000_000 - 1)
+    desk.window.wake()
+    assert desk.clock.reads.acquire(timeout=LONG_S)
+    assert not opened.done()
+    desk.window.release(0)
+
+    assert opened.result(LONG_S) == 0
+
+
+def test_a_stop_ends_the_wait_at_once(desk: Desk) -> None:
+    """No time has to pass."""
+    desk.tell(0, 320)
+    opened = desk.wait_for(64)
+
+    desk.stop.set()
+    desk.window.wake()
+
+    with pytest.raises(Cancelled):
+        opened.result(LONG_S)
+
+
+def test_a_stop_before_the_wait_is_seen(desk: Desk) -> None:
+    """Whoever stops need not know whether anybody waits."""
+    desk.tell(0, 320)
+    desk.stop.set()
+
+    with pytest.raises(Cancelled):
+        desk.window.open(make_planned(64))
+
+
+@pytest.mark.parametrize("sequence", [0, 1, 2])
+def test_a_release_of_what_is_not_told_is_our_mistake(desk: Desk, sequence: int) -> None:
+    """Released before, open, or never made: the session lets none of them through."""
+    desk.tell(0, 64)
+    desk.window.release(0)
+    desk.window.open(make_planned(64))
+    before = desk.window.statistics()
+
+    with pytest.raises(InvariantViolation):
+        desk.window.release(sequence)
+
+    assert desk.window.statistics() == before
