@@ -97,6 +97,9 @@ class RemotePrefill:
 
     def prove_complete(self) -> Tensor:
         """See `FinishedPrefill`: all of rule 2 is what `TransferState.COMPLETE` means."""
+        # A complete transfer may be lost with its session before its call has had its turn.
+        if self._held.error is not None:
+            raise self._held.error
         return self._session.prove_complete(self.transfer_id)
 
     def settle(self) -> None:
@@ -113,6 +116,9 @@ class _Held:
     timeline: Timeline
     outcome: asyncio.Future[None]
     """Set by the first terminal event."""
+
+    error: KVSpanError | None = None
+    """The first terminal event when it is a failure; stays when the transfer has drained."""
 
     failed_ns: int | None = None
     """When it failed or was given up; it should drain soon after."""
@@ -176,9 +182,11 @@ class PeerSession:
 
     def can_lease(self, size: int) -> bool:
         """Tell whether a transfer with a slot of `size` bytes may start now."""
+        if not self.is_open:
+            return False
         # Counts slots, not transfers: one that was granted and has not begun yet will be a transfer, too.
         has_room = self._allocator.statistics().num_leased < self.welcome.max_concurrency
-        return self.is_open and has_room and self._allocator.can_lease(size)
+        return has_room and self._allocator.can_lease(size)
 
     def lease(self, size: int) -> Slot:
         """Take a slot for a transfer that `begin` starts, or `give_back` returns."""
@@ -257,8 +265,6 @@ class PeerSession:
         if held is None:
             raise InvariantViolation(f"transfer {transfer_id} has drained and was never published")
         transfer = self._machine.transfer(transfer_id)
-        if transfer.error is not None:
-            raise transfer.error
         if transfer.state is not TransferState.COMPLETE:
             raise InvariantViolation(f"transfer {transfer_id} is {transfer.state.value}, not complete")
         held.timeline.source_started_ns = transfer.timings.started_ns
@@ -329,6 +335,7 @@ class PeerSession:
     def _fail(self, transfer_id: int, error: KVSpanError) -> None:
         logger.warning("transfer.failed", extra=log_fields(transfer_id=transfer_id, error=error))
         held = self._held[transfer_id]
+        held.error = error
         held.failed_ns = self._context.clock.now_ns()
         _settle(held.outcome, error)
 
