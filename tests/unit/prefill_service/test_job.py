@@ -1,17 +1,19 @@
 """One prompt on the engine's thread."""
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from common.errors import Cancelled, EngineFailed, SpanOutOfRange
+from common.errors import Cancelled, EngineFailed, LeaseExpired, SpanOutOfRange
 from common.kv.digest import DigestKind
 from common.kv.ranges import Range
 from common.kv.spans import Span
-from common.runtime.clock import ManualClock
-from common.session.messages import SourceTimings
+from common.runtime.clock import ManualClock, SystemClock
+from common.session.messages import SourceTimings, TransferMode
 from prefill_service.job import Job, run_job
 from prefill_service.span_writer import SlotTarget
 from tests.support.fakes import PatternEngine, one_hot
@@ -19,11 +21,16 @@ from tests.support.prefill_peers import make_engine
 from tests.support.sessions import GRANULARITY, PROMPT, make_start, make_totals
 
 SLOT = Range(4096, 12_288)
+WINDOW = Range(4096, 4096 + 384)
+"""Room for one span of two tokens in one layer."""
+
+FOREVER_S = 20.0
+"""Longer than any test may take."""
 
 
-def make_job(told: list[Span], slot: Range = SLOT) -> Job:
+def make_job(told: list[Span], slot: Range = SLOT, mode: TransferMode = TransferMode.STREAM) -> Job:
     """Return a job of five tokens accepted at 40 ns."""
-    start = replace(make_start(), slot_size=len(slot))
+    start = replace(make_start(), slot_size=len(slot), mode=mode)
     target = SlotTarget(start, memoryview(bytearray(len(slot))), DigestKind.OFF, told.append)
     return Job(3, target, accepted_ns=40, credit_wait_s=0)
 
@@ -92,3 +99,72 @@ def test_a_slot_too_small_fails_the_job_and_is_let_go_of() -> None:
         run_job(job, make_engine(), GRANULARITY, ManualClock())
 
     assert_released(job)
+
+
+@pytest.mark.parametrize("mode", [TransferMode.STREAM, TransferMode.WHOLE])
+def test_a_job_in_a_window_goes_on_when_credit_comes_back(mode: TransferMode) -> None:
+    """Its slot holds one span at a time, and is used once for each."""
+    told: list[Span] = []
+    job = make_job(told, WINDOW, mode)
+
+    def hear(span: Span) -> None:
+        told.append(span)
+        job.return_credit(span.sequence)
+
+    job.target = replace(job.target, tell=hear)
+    result = run_job(job, make_engine(), GRANULARITY, ManualClock())
+
+    assert [span.offset for span in told] == [WINDOW.start] * 6
+    assert result.totals == make_totals(told)
+    assert_released(job)
+
+
+@pytest.mark.parametrize("mode", [TransferMode.STREAM, TransferMode.WHOLE])
+def test_a_job_in_a_window_fails_when_no_credit_comes(mode: TransferMode) -> None:
+    """C14: at the bound, with what it waited for, and it lets go of the slot."""
+    told: list[Span] = []
+    job = make_job(told, WINDOW, mode)
+
+    with pytest.raises(LeaseExpired, match="no credit for 384 bytes of group 0 within 0 s"):
+        run_job(job, make_engine(), GRANULARITY, ManualClock())
+
+    assert len(told) == 1
+    assert_released(job)
+
+
+def test_a_job_given_up_while_it_waits_for_credit_ends_at_once() -> None:
+    """However long its bound; whoever gives it up need not know that it waits."""
+    told = threading.Event()
+    job = replace(make_job([], WINDOW), credit_wait_s=FOREVER_S)
+    job.target = replace(job.target, tell=lambda span: told.set())
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        run = pool.submit(run_job, job, make_engine(), GRANULARITY, SystemClock())
+        assert told.wait(FOREVER_S)
+
+        job.give_up()
+
+        with pytest.raises(Cancelled):
+            run.result(FOREVER_S)
+    assert_released(job)
+
+
+def test_a_deferred_job_has_no_window() -> None:
+    """It tells nothing before the end, so no credit could ever come: the slot is too small."""
+    job = make_job([], WINDOW, TransferMode.DEFERRED)
+
+    with pytest.raises(SpanOutOfRange, match="slot_size is 384"):
+        run_job(job, make_engine(), GRANULARITY, ManualClock())
+
+    assert_released(job)
+
+
+def test_credit_for_a_job_whose_slot_holds_everything_changes_nothing() -> None:
+    """No byte of it is used twice."""
+    told: list[Span] = []
+    job = make_job(told)
+
+    run_job(job, make_engine(), GRANULARITY, ManualClock())
+    job.return_credit(0)
+
+    assert job.window is None
+    assert len({span.offset for span in told}) == 6
