@@ -160,23 +160,17 @@ class DecodeService:
     # ------------------------------------------------------------------------ life
 
     async def start(self) -> str:
-        """Sweep left-overs, bind, serve, connect to the peers and return the address."""
-        self._journal.service_started(self._loaded.identity.geometry, self._loaded.num_pages)
-        self._prepare_slab_dir()
-        self._server = make_server([SERVICE_NAME], on_invariant=self._break)
-        servicer = self._servicer = DecodeServicer(
-            self._core, self._make_reader(), self._make_reporter(), self._clock
-        )
-        decode_pb2_grpc.add_DecodeServiceServicer_to_server(servicer, self._server.grpc)
-        address = self._server.listen(self._config.listen)
-        await self._server.start()
-        self._peer_tasks = [
-            asyncio.create_task(peer.run(), name=f"peer-{peer.target}") for peer in self._peers
-        ]
-        self._peer_tasks.append(asyncio.create_task(self._keep_health(self._server), name="health"))
-        self._health.set()
-        logger.info("service.ready", extra=log_fields(address=address, boot_id=self._boot_id))
-        return address
+        """Sweep left-overs, bind, serve, connect to the peers and return the address.
+
+        Raises: `ConfigError`; everything has ended then, and `stop` must not be called.
+        """
+        try:
+            return await self._open()
+        except BaseException:
+            if self._server is not None:
+                await self._server.stop(0)
+            await self._close()
+            raise
 
     def _prepare_slab_dir(self) -> None:
         """Remove what dead owners left, and make sure that the slabs of all peers will fit.
@@ -214,17 +208,39 @@ class DecodeService:
         for task in self._peer_tasks:
             task.cancel()
         outcomes = await asyncio.gather(*self._peer_tasks, return_exceptions=True)
-        await self._local.close()
-        await asyncio.to_thread(self._importer.stop)
-        await asyncio.to_thread(self._step_loop.stop)
-        self._journal.service_stopped()
-        self._record.close()
+        await self._close()
         logger.info("service.stopped", extra=log_fields(was_idle=is_idle))
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
 
     # --------------------------------------------------------------------- private
+
+    async def _open(self) -> str:
+        self._journal.service_started(self._loaded.identity.geometry, self._loaded.num_pages)
+        self._prepare_slab_dir()
+        self._server = make_server([SERVICE_NAME], on_invariant=self._break)
+        servicer = self._servicer = DecodeServicer(
+            self._core, self._make_reader(), self._make_reporter(), self._clock
+        )
+        decode_pb2_grpc.add_DecodeServiceServicer_to_server(servicer, self._server.grpc)
+        address = self._server.listen(self._config.listen)
+        await self._server.start()
+        self._peer_tasks = [
+            asyncio.create_task(peer.run(), name=f"peer-{peer.target}") for peer in self._peers
+        ]
+        self._peer_tasks.append(asyncio.create_task(self._keep_health(self._server), name="health"))
+        self._health.set()
+        logger.info("service.ready", extra=log_fields(address=address, boot_id=self._boot_id))
+        return address
+
+    async def _close(self) -> None:
+        """End the threads and the journal."""
+        await self._local.close()
+        await asyncio.to_thread(self._importer.stop)
+        await asyncio.to_thread(self._step_loop.stop)
+        self._journal.service_stopped()
+        self._record.close()
 
     def _changed(self) -> None:
         """Something opened or came back: grant waiting requests, look at health."""

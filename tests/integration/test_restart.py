@@ -1,0 +1,246 @@
+"""Either service may start first, leave and come back; health, statuses and slab directory say the truth."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+
+from common.errors import ConfigError
+from common.wire.channel import make_channel
+from common.wire.failure import RemoteFailure
+from decode_service.app import SERVICE_NAME, DecodeService
+from decode_service.config import DecodeConfig
+from decode_service.prefill_client import PeerState
+from kvspan.client import AsyncClient
+from prefill_service.config import PrefillConfig
+from tests.integration.conftest import LoadPair
+from tests.support.cases import Oracle, prompt_of
+from tests.support.gates import Gate, gated
+from tests.support.pair import MODES, open_session, running_decode, running_prefill, wait_until
+
+Configs = tuple[PrefillConfig, DecodeConfig]
+
+PROMPT = prompt_of(130)
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.fixture
+def oracle(oracles: Callable[[str], Oracle]) -> Oracle:
+    """Return the ORACLE of DENSE."""
+    return oracles("DENSE")
+
+
+async def health(address: str) -> int:
+    """Return what grpc.health.v1 says of the decode service."""
+    async with make_channel(address) as channel:
+        request = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
+        answer = await health_pb2_grpc.HealthStub(channel).Check(request)
+    return int(answer.status)
+
+
+async def wait_for_health(address: str, wanted: int) -> None:
+    """Follow grpc.health.v1 until it says `wanted`."""
+    async with asyncio.timeout(20), make_channel(address) as channel:
+        request = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(request)
+        async for answer in watch:
+            if answer.status == wanted:
+                watch.cancel()
+                return
+
+
+async def assert_unavailable(address: str) -> None:
+    """Check that a request is refused at once, and told when to come back."""
+    async with AsyncClient(address) as client:
+        with pytest.raises(RemoteFailure) as caught:
+            await client.complete(token_ids=PROMPT, max_new_tokens=1)
+    assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.UNAVAILABLE, "PREFILL_UNAVAILABLE")
+    assert caught.value.retry_after_s == 1
+
+
+async def assert_served(address: str, oracle: Oracle, **options: str) -> None:
+    """Check that a request is answered as ORACLE does."""
+    async with AsyncClient(address) as client:
+        answer = await client.complete(
+            token_ids=PROMPT,
+            max_new_tokens=3,
+            ignore_eos=True,
+            logprobs=1,
+            **options,  # type: ignore[arg-type]
+        )
+    oracle.assert_greedy(PROMPT, answer)
+
+
+def num_sessions(service: DecodeService) -> int:
+    """Return the sessions opened since start."""
+    return service.peers[0].statistics().num_sessions
+
+
+def slab_files(config: DecodeConfig) -> list[Path]:
+    """Return what lies in the slab directory."""
+    return list(Path(config.slab_dir).iterdir())
+
+
+async def test_decode_may_start_first(dense: Configs, load: LoadPair, oracle: Oracle) -> None:
+    """Decode without its peer is NOT_SERVING and refuses at once; it serves when the peer has come."""
+    copies = load(*dense)
+    async with running_decode(dense[1], copies.decode) as (service, address):
+        assert await health(address) == NOT_SERVING
+        await assert_unavailable(address)
+        await assert_served(address, oracle, route="local")
+
+        async with running_prefill(dense[0], copies.prefill):
+            await wait_for_health(address, SERVING)
+            assert slab_files(dense[1]) == []
+            await assert_served(address, oracle)
+            assert num_sessions(service) == 1
+
+
+async def test_h5_prefill_may_restart(dense: Configs, load: LoadPair, oracle: Oracle) -> None:
+    """H5, H10, H11: decode says NOT_SERVING while prefill is away and opens a new session when it is back."""
+    copies = load(*dense)
+    async with running_decode(dense[1], copies.decode) as (service, address):
+        boots = set()
+        for life in range(1, 4):
+            async with running_prefill(dense[0], copies.prefill):
+                await wait_for_health(address, SERVING)
+                boots.add(service.peers[0].statistics().boot_id)
+                await assert_served(address, oracle)
+                assert num_sessions(service) == life
+                assert slab_files(dense[1]) == []
+            await wait_for_health(address, NOT_SERVING)
+            await assert_unavailable(address)
+
+        assert len(boots) == 3
+        assert service.peers[0].statistics().num_transfers == 0
+
+
+async def test_h2_decode_may_restart(dense: Configs, load: LoadPair, oracle: Oracle) -> None:
+    """H2: prefill forgets a decode service that went and serves the next one, slabs of the first unmapped."""
+    copies = load(*dense)
+    async with running_prefill(dense[0], copies.prefill) as (prefill, _):
+        for _ in range(3):
+            async with running_decode(dense[1], copies.decode) as (service, address):
+                await open_session(service)
+                assert len(prefill.servicer.peers) == 1
+                await assert_served(address, oracle)
+            await wait_until(lambda: not prefill.servicer.peers)
+            assert slab_files(dense[1]) == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_h6_prefill_that_leaves_fails_what_it_computes_and_nothing_else(
+    dense: Configs, load: LoadPair, oracle: Oracle, mode: str
+) -> None:
+    """H6, rule 8: a transfer cut short is UNAVAILABLE; a sequence that decodes keeps its exact tokens."""
+    gate, copies = Gate(), load(*dense)
+    impatient = replace(dense[0], grace_s=0.0)
+    async with running_decode(dense[1], copies.decode) as (service, address), AsyncClient(address) as client:
+        async with running_prefill(impatient, gated(copies, gate).prefill):
+            await open_session(service)
+            decoding = asyncio.create_task(
+                client.complete(
+                    token_ids=PROMPT, max_new_tokens=60, ignore_eos=True, logprobs=1, route="local"
+                )
+            )
+            cut = asyncio.create_task(
+                client.complete(token_ids=PROMPT, max_new_tokens=3, ignore_eos=True, transfer=mode)  # type: ignore[arg-type]
+            )
+            gate.let_pass(1)
+            await wait_until(lambda: gate.num_arrived == 2)
+            opener = asyncio.create_task(open_when_lost(service, gate))
+        await opener
+
+        with pytest.raises(RemoteFailure) as caught:
+            await cut
+        oracle.assert_greedy(PROMPT, await decoding)
+        assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+        assert caught.value.retry_after_s == 1
+        await wait_until(lambda: service.admission.statistics().lanes_used == 0)
+
+
+async def open_when_lost(service: DecodeService, gate: Gate) -> None:
+    """Open the gate when the session has ended, so that the engine writes on after it."""
+    await wait_until(lambda: service.peers[0].session is None)
+    gate.open()
+
+
+async def test_a17_decode_that_leaves_frees_what_prefill_holds(
+    dense: Configs, load: LoadPair, oracle: Oracle
+) -> None:
+    """A17, rule 4: when decode goes in the middle, prefill stops the engine and unmaps when it has ended."""
+    gate, copies = Gate(), load(*dense)
+    impatient = replace(dense[1], grace_s=0.0)
+    async with running_prefill(dense[0], gated(copies, gate).prefill) as (prefill, _):
+        async with AsyncClient(dense[1].listen) as client:
+            async with running_decode(impatient, copies.decode) as (service, _):
+                await open_session(service)
+                asked = asyncio.create_task(client.complete(token_ids=PROMPT, max_new_tokens=3))
+                await wait_until(lambda: gate.num_arrived == 1)
+            await asyncio.wait({asked})
+        failure = asked.exception()
+        assert isinstance(failure, RemoteFailure)
+        assert failure.code is grpc.StatusCode.UNAVAILABLE
+        await wait_until(lambda: prefill.servicer.peers[0].statistics().state.value == "closed")
+        assert prefill.servicer.peers[0].statistics().pinned_bytes > 0
+
+        gate.open()
+        await wait_until(lambda: not prefill.servicer.peers)
+        async with running_decode(dense[1], copies.decode) as (service, address):
+            await open_session(service)
+            await assert_served(address, oracle)
+
+
+async def test_drain_finishes_what_runs_and_refuses_what_comes(
+    dense: Configs, load: LoadPair, oracle: Oracle
+) -> None:
+    """SIGTERM's way: a running answer ends within the grace, and the service is gone afterwards."""
+    copies = load(*dense)
+    async with running_prefill(dense[0], copies.prefill), AsyncClient(dense[1].listen) as client:
+        async with running_decode(dense[1], copies.decode) as (service, _):
+            await open_session(service)
+            running = asyncio.create_task(
+                client.complete(token_ids=PROMPT, max_new_tokens=20, ignore_eos=True, logprobs=1)
+            )
+            await wait_until(lambda: service.admission.statistics().num_decoding == 1)
+        oracle.assert_greedy(PROMPT, await running)
+        assert service.peers[0].statistics().state is PeerState.CLOSED
+
+
+async def test_two_decode_services_share_one_prefill_service(
+    dense: Configs, load: LoadPair, oracle: Oracle, tmp_path: Path
+) -> None:
+    """I6: equal transfer ids of two sessions do not meet: each decode service gets its own answers."""
+    copies = load(*dense)
+    other = replace(dense[1], listen=f"unix:{tmp_path}/other.sock", lanes=6)
+    async with (
+        running_prefill(dense[0], copies.prefill),
+        running_decode(dense[1], copies.decode) as (first, first_address),
+        running_decode(other, load(dense[0], other).decode) as (second, second_address),
+    ):
+        await open_session(first)
+        await open_session(second)
+        await asyncio.gather(*(assert_served(one, oracle) for one in (first_address, second_address) * 4))
+
+
+async def test_a_second_decode_service_on_a_taken_address_ends_and_harms_nobody(
+    dense: Configs, load: LoadPair, oracle: Oracle
+) -> None:
+    """A service that cannot listen says so and leaves nothing running; the one that listens goes on."""
+    copies = load(*dense)
+    other = replace(dense[1], lanes=6)
+    async with (
+        running_prefill(dense[0], copies.prefill),
+        running_decode(dense[1], copies.decode) as (service, address),
+    ):
+        await open_session(service)
+        with pytest.raises(ConfigError, match="listen"):
+            await DecodeService(other, load(dense[0], other).decode).start()
+        await assert_served(address, oracle)
