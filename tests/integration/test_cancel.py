@@ -1,0 +1,245 @@
+"""A request that ends early, in whatever state, leaves nothing held and harms nobody (rows A, G6, G7)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import grpc
+import pytest
+
+from common.wire.failure import RemoteFailure
+from decode_service import importer
+from decode_service.config import DecodeConfig
+from prefill_service.config import PrefillConfig
+from tests.integration.conftest import LoadPair
+from tests.integration.test_publication import digest_after
+from tests.support.cases import Oracle, prompt_of
+from tests.support.gates import Gate, failing, gated, gated_at_end
+from tests.support.pair import MODES, Pair, make_configs, running_pair, wait_until
+
+PROMPT = prompt_of(200)
+OTHER = prompt_of(90, seed=4)
+
+Configs = tuple[PrefillConfig, DecodeConfig]
+
+
+@pytest.fixture
+def oracle(oracles: Callable[[str], Oracle]) -> Oracle:
+    """Return the ORACLE of DENSE."""
+    return oracles("DENSE")
+
+
+async def cancel(task: asyncio.Task[object]) -> None:
+    """Cancel a client's call and wait for its end."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def assert_fresh(pair: Pair, oracle: Oracle) -> None:
+    """Check that all is free again and that an ordinary request is answered as ORACLE does."""
+    await pair.wait_idle()
+    await pair.assert_no_pages_held()
+    oracle.assert_greedy(OTHER, await pair.ask(OTHER, 3))
+
+
+async def test_a10_cancel_while_queued_for_a_lane(
+    tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, oracle: Oracle
+) -> None:
+    """A10: a queued request that is cancelled leaves the queue; the one before and behind it are served."""
+    configs, gate = make_configs(tmp_path, checkpoints["DENSE"], lanes=1), Gate()
+    async with running_pair(*configs, gated(load(*configs), gate)) as pair:
+        first, queued, last = (asyncio.create_task(pair.ask(PROMPT, 2)) for _ in range(3))
+        await wait_until(lambda: pair.decode.admission.statistics().num_queued == 2)
+
+        await cancel(queued)
+        await wait_until(lambda: pair.decode.admission.statistics().num_queued == 1)
+        gate.open()
+
+        for task in (first, last):
+            oracle.assert_greedy(PROMPT, await task)
+        assert pair.decode.core.counts.cancelled == 1
+        await assert_fresh(pair, oracle)
+
+
+async def test_a8_cancel_while_queued_at_prefill(dense: Configs, load: LoadPair, oracle: Oracle) -> None:
+    """A8, A9: a transfer cancelled before the engine took it is drained at once; the running one goes on."""
+    gate = Gate()
+    async with running_pair(*dense, gated(load(*dense), gate)) as pair:
+        running = asyncio.create_task(pair.ask(PROMPT, 2))
+        await wait_until(lambda: gate.num_arrived == 1)
+        waiting = asyncio.create_task(pair.ask(OTHER, 2))
+        await wait_until(lambda: pair.decode.peers[0].statistics().num_transfers == 2)
+
+        await cancel(waiting)
+        await wait_until(lambda: pair.decode.peers[0].statistics().num_transfers == 1)
+        gate.open()
+
+        oracle.assert_greedy(PROMPT, await running)
+        await assert_fresh(pair, oracle)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a1_a10_pages_of_a_cancelled_transfer_stay_until_the_producer_has_drained(
+    dense: Configs, load: LoadPair, oracle: Oracle, mode: str
+) -> None:
+    """A1, A10, rule 4: the call ends at once; pages and slot come back when the engine has stopped."""
+    gate = Gate()
+    async with running_pair(*dense, gated(load(*dense), gate)) as pair:
+        asked = asyncio.create_task(pair.ask(PROMPT, 2, transfer=mode))
+        gate.let_pass(1)
+        await wait_until(lambda: gate.num_arrived == 2)
+
+        await cancel(asked)
+        await wait_until(lambda: pair.decode.core.counts.live == 0)
+        held = await pair.client.status()
+        assert held.reservations.draining == 1
+        assert held.groups[0].used_pages > 0
+        assert held.peers[0].num_slots == 1
+
+        gate.open()
+        await assert_fresh(pair, oracle)
+
+
+async def test_u2_cancel_while_a_copy_runs_keeps_pages_until_it_has_ended(
+    dense: Configs, load: LoadPair, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U2, H17: with the importer inside a copy, cancel frees nothing; others decode meanwhile."""
+    gate = Gate()
+    async with running_pair(*dense, load(*dense)) as pair:
+        monkeypatch.setattr(importer, "digest", digest_after(gate))
+        asked = asyncio.create_task(pair.ask(PROMPT, 2))
+        await wait_until(lambda: gate.num_arrived == 1)
+
+        await cancel(asked)
+        await wait_until(lambda: pair.decode.core.counts.live == 0)
+        neighbour = await pair.ask(OTHER, 3, route="local")
+        oracle.assert_greedy(OTHER, neighbour)
+        assert pair.decode.admission.statistics().num_draining == 1
+
+        gate.open()
+        await assert_fresh(pair, oracle)
+
+
+async def test_a17_cancel_when_all_was_written_and_the_engine_has_not_ended(
+    dense: Configs, load: LoadPair, oracle: Oracle
+) -> None:
+    """A17: a client that goes when every span has arrived and PrefillDone has not: nothing is kept."""
+    gate = Gate()
+    async with running_pair(*dense, gated_at_end(load(*dense), gate)) as pair:
+        asked = asyncio.create_task(pair.ask(PROMPT, 2))
+        await wait_until(lambda: gate.num_arrived == 1)
+
+        await cancel(asked)
+        await wait_until(lambda: pair.decode.core.counts.live == 0)
+        gate.open()
+
+        await assert_fresh(pair, oracle)
+
+
+@pytest.mark.parametrize("route", ["remote", "local"])
+async def test_a10_g6_cancel_while_decoding_ends_the_sequence_and_no_other(
+    dense: Configs, load: LoadPair, oracle: Oracle, route: Literal["local", "remote"]
+) -> None:
+    """A10, G6: leaving the stream after some tokens frees the lane; a neighbour keeps its exact tokens."""
+    async with running_pair(*dense, load(*dense)) as pair:
+        neighbour = asyncio.create_task(pair.ask(PROMPT, 24))
+        stream = pair.client.generate(token_ids=OTHER, max_new_tokens=1000, ignore_eos=True, route=route)
+        seen = 0
+        async for response in stream:
+            seen += len(response.token_ids)
+            if seen >= 3:
+                break
+        await stream.aclose()
+
+        await wait_until(lambda: pair.decode.core.counts.cancelled == 1)
+        oracle.assert_greedy(PROMPT, await neighbour)
+        await assert_fresh(pair, oracle)
+
+
+async def test_g6_a_client_that_stops_reading_and_goes_ends_its_handler(
+    dense: Configs, load: LoadPair, oracle: Oracle
+) -> None:
+    """G6: a handler that is in the middle of a write when its client cancels ends, and frees its lane."""
+    async with running_pair(*dense, load(*dense)) as pair:
+        streams = [
+            pair.client.generate(token_ids=OTHER, max_new_tokens=400, ignore_eos=True) for _ in range(4)
+        ]
+        for stream in streams:
+            await anext(stream)
+        await asyncio.gather(*(stream.aclose() for stream in streams))
+
+        await wait_until(lambda: pair.decode.core.counts.cancelled == 4)
+        await assert_fresh(pair, oracle)
+
+
+async def test_t4_a_deadline_ends_a_request_that_waits(
+    tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, oracle: Oracle
+) -> None:
+    """T4, rule 9: deadlines of a transferring and a queued request hold without any new work arriving."""
+    configs, gate = make_configs(tmp_path, checkpoints["DENSE"], lanes=1), Gate()
+    async with running_pair(*configs, gated(load(*configs), gate)) as pair:
+        ends = await asyncio.gather(
+            pair.ask(PROMPT, 2, time_limit_s=0.3),
+            pair.ask(OTHER, 2, time_limit_s=0.3),
+            return_exceptions=True,
+        )
+
+        assert [end.code for end in ends if isinstance(end, RemoteFailure)] == [
+            grpc.StatusCode.DEADLINE_EXCEEDED
+        ] * 2
+        gate.open()
+        await assert_fresh(pair, oracle)
+
+
+async def test_rule9_the_service_has_a_time_limit_of_its_own(
+    tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, oracle: Oracle
+) -> None:
+    """Rule 9: a client without a deadline is bounded by the service's, and told so."""
+    configs, gate = make_configs(tmp_path, checkpoints["DENSE"], time_limit_s=0.3), Gate()
+    async with running_pair(*configs, gated(load(*configs), gate)) as pair:
+        with pytest.raises(RemoteFailure) as caught:
+            await pair.ask(PROMPT, 2)
+
+        assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        gate.open()
+        await pair.wait_idle()
+
+
+async def test_g7_h4_an_engine_that_raises_gives_the_client_a_status(
+    dense: Configs, load: LoadPair, oracle: Oracle
+) -> None:
+    """G7, H4: an exception in the engine ends its request with INTERNAL at once, and nothing else."""
+    error = RuntimeError("device on fire")
+    async with running_pair(*dense, failing(load(*dense), error, prompt_len=len(PROMPT))) as pair:
+        ends = await asyncio.gather(
+            pair.ask(OTHER, 3), pair.ask(PROMPT, 2), pair.ask(OTHER, 3), return_exceptions=True
+        )
+
+        first, failed, last = ends
+        assert isinstance(failed, RemoteFailure)
+        assert failed.code is grpc.StatusCode.INTERNAL
+        assert failed.reason == "PREFILL_FAILED"
+        for end in (first, last):
+            assert not isinstance(end, BaseException)
+            oracle.assert_greedy(OTHER, end)
+        await assert_fresh(pair, oracle)
+
+
+async def test_a16_bursts_of_cancelled_requests_leave_a_pair_that_serves(
+    tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, oracle: Oracle
+) -> None:
+    """A16, A9: three bursts of sixteen requests, all cancelled in whatever state, then one is served."""
+    configs = make_configs(tmp_path, checkpoints["DENSE"], lanes=4, queue_limit=16)
+    async with running_pair(*configs, load(*configs)) as pair:
+        for burst in range(3):
+            tasks = [
+                asyncio.create_task(pair.ask(prompt_of(30 + 9 * number, seed=burst), 50))
+                for number in range(16)
+            ]
+            await wait_until(lambda: pair.decode.core.counts.live == 16)
+            await asyncio.gather(*(cancel(task) for task in tasks))
+            await pair.wait_idle()
+        await assert_fresh(pair, oracle)

@@ -1,0 +1,174 @@
+"""What fits waits its turn, what never fits is told at once with numbers, names are no keys (rows C, I)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from common.wire.failure import RemoteFailure
+from decode_service.config import DecodeConfig
+from prefill_service.config import PrefillConfig
+from tests.integration.conftest import LoadPair
+from tests.support.cases import Oracle, prompt_of
+from tests.support.gates import Gate, gated
+from tests.support.pair import Pair, make_configs, running_pair, wait_until
+
+
+@pytest.mark.parametrize(
+    ("changes", "length", "num_tokens", "limit"),
+    [
+        ({"cache_tokens": 256}, 257, 1, "258 of context tokens, the limit is 256"),
+        ({"cache_tokens": 256}, 200, 57, "257 of context tokens, the limit is 256"),
+        ({"max_prompt_tokens": 100}, 101, 1, "101 of prompt tokens, the limit is 100"),
+        ({"slab_bytes": 64 << 10}, 200, 1, "of slab bytes, the limit is 61440"),
+        ({}, 2040, 9, "2049 of context tokens, the limit is 2048"),
+    ],
+    ids=["c3-pool+1", "c3-growth", "c9-prefill-limit", "c3-slab", "c9-below-the-model"],
+)
+async def test_c3_c9_w4_what_can_never_fit_is_refused_at_once_with_the_numbers(
+    tmp_path: Path,
+    checkpoints: dict[str, str],
+    load: LoadPair,
+    changes: dict[str, Any],
+    length: int,
+    num_tokens: int,
+    limit: str,
+) -> None:
+    """C3, C9, W4: OUT_OF_RANGE before anything is held, naming need and limit; the service goes on."""
+    configs = make_configs(tmp_path, checkpoints["DENSE"], **changes)
+    async with running_pair(*configs, load(*configs)) as pair:
+        with pytest.raises(RemoteFailure) as caught:
+            await pair.ask(prompt_of(length), num_tokens)
+        counts = (await pair.client.status()).requests
+        await pair.ask(prompt_of(5), 1)
+
+    assert caught.value.code is grpc.StatusCode.OUT_OF_RANGE
+    assert caught.value.reason == "REQUEST_CAN_NEVER_FIT"
+    assert limit in caught.value.message
+    assert caught.value.retry_after_s is None
+    assert counts.failed == 0
+
+
+async def test_c3_a_request_that_just_fits_is_served(
+    tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, oracles: Callable[[str], Oracle]
+) -> None:
+    """C3: prompt and answer that take the whole cache to its last token are served."""
+    configs = make_configs(tmp_path, checkpoints["DENSE"], cache_tokens=256)
+    prompt = prompt_of(250)
+    async with running_pair(*configs, load(*configs)) as pair:
+        oracles("DENSE").assert_greedy(prompt, await pair.ask(prompt, 6))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 15, 16, 17, 31])
+async def test_c5_every_chunk_size_continues_as_oracle(
+    tmp_path: Path, checkpoints: dict[str, str], oracles: Callable[[str], Oracle], chunk: int
+) -> None:
+    """C5: with chunks of any size, prompts of lengths around them answer as ORACLE."""
+    lengths = [length for length in (1, 2, 14, 15, 16, 17, 18, 30, 31, 32, 51, 70) if length <= 40 * chunk]
+    configs = make_configs(
+        tmp_path, checkpoints["DENSE"], page_tokens=1, chunk_tokens=chunk, queue_limit=32, cache_tokens=1024
+    )
+    async with running_pair(*configs) as pair:
+        prompts = [prompt_of(length, length) for length in lengths]
+        for prompt, answer in zip(prompts, await pair.ask_all(prompts, 3), strict=True):
+            oracles("DENSE").assert_greedy(prompt, answer)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"lanes": 2}, {"cache_tokens": 160}, {"slab_bytes": 180224}, {"max_concurrency": 1}],
+    ids=["lanes", "c1-pages", "slots", "concurrency"],
+)
+async def test_c1_requests_beyond_the_capacity_wait_and_are_served_in_turn(
+    tmp_path: Path,
+    checkpoints: dict[str, str],
+    load: LoadPair,
+    oracles: Callable[[str], Oracle],
+    changes: dict[str, Any],
+) -> None:
+    """C1, C2, H16: ten requests over room for one or two all finish, each with its own answer."""
+    configs = make_configs(tmp_path, checkpoints["DENSE"], **changes)
+    prompts = [prompt_of(100 + number, seed=number) for number in range(10)]
+    async with running_pair(*configs, load(*configs)) as pair:
+        for prompt, answer in zip(prompts, await pair.ask_all(prompts, 5), strict=True):
+            oracles("DENSE").assert_greedy(prompt, answer)
+        counts = (await pair.client.status()).requests
+
+    assert (counts.submitted, counts.finished) == (10, 10)
+
+
+async def test_h7_a_full_queue_refuses_and_says_when_to_try_again(
+    tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, oracles: Callable[[str], Oracle]
+) -> None:
+    """H7: beyond lanes and queue a request is RESOURCE_EXHAUSTED at once, with RetryInfo; others finish."""
+    configs, gate = make_configs(tmp_path, checkpoints["DENSE"], lanes=1, queue_limit=2), Gate()
+    prompt = prompt_of(70)
+    async with running_pair(*configs, gated(load(*configs), gate)) as pair, asyncio.TaskGroup() as tasks:
+        served = [tasks.create_task(pair.ask(prompt, 3)) for _ in range(3)]
+        await wait_until(lambda: pair.decode.admission.statistics().num_queued == 2)
+        with pytest.raises(RemoteFailure) as caught:
+            await pair.ask(prompt, 3)
+        status = await pair.client.status()
+        gate.open()
+        for task in served:
+            oracles("DENSE").assert_greedy(prompt, await task)
+
+    assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+    assert caught.value.retry_after_s == 1
+    assert (status.requests.refused, status.reservations.queued, status.queue_limit) == (1, 2, 2)
+
+
+async def test_c2_a_waiting_pair_uses_no_cpu(
+    dense: tuple[PrefillConfig, DecodeConfig], load: LoadPair
+) -> None:
+    """C2: while a request waits for its prefill, the step loop makes no steps: it waits, it does not spin."""
+    gate = Gate()
+    async with running_pair(*dense, gated(load(*dense), gate)) as pair:
+        asked = asyncio.create_task(pair.ask(prompt_of(40), 2))
+        await wait_until(lambda: gate.num_arrived == 1)
+        first = await pair.client.status()
+        second = await pair.client.status()
+        gate.open()
+        await asked
+
+    assert first.num_steps == second.num_steps == 0
+
+
+async def test_i1_i2_clients_may_use_one_name_for_many_requests(
+    dense: tuple[PrefillConfig, DecodeConfig], load: LoadPair, oracles: Callable[[str], Oracle]
+) -> None:
+    """I1, I2: equal and related request ids run together and in turn; the service makes its own names."""
+    names = ["job", "job", "job-1", "job-1", "", "job"]
+    prompts = [prompt_of(60 + number, seed=number) for number in range(len(names))]
+    async with running_pair(*dense, load(*dense)) as pair:
+        together = await asyncio.gather(
+            *(pair.ask(p, 3, request_id=name) for p, name in zip(prompts, names, strict=True))
+        )
+        again = await pair.ask(prompts[0], 3, request_id="job")
+
+    for prompt, answer in zip([*prompts, prompts[0]], [*together, again], strict=True):
+        oracles("DENSE").assert_greedy(prompt, answer)
+    assert len({answer.request_id for answer in [*together, again]}) == len(names) + 1
+
+
+async def test_i5_two_answers_are_two_requests(
+    dense: tuple[PrefillConfig, DecodeConfig], load: LoadPair
+) -> None:
+    """I5: siblings of one prompt are separate requests; n=2 is refused by name."""
+    async with running_pair(*dense, load(*dense)) as pair:
+        one, two = await asyncio.gather(*(sampled(pair, seed) for seed in (1, 2)))
+        again = await sampled(pair, 1)
+
+    assert one == again
+    assert one != two
+
+
+async def sampled(pair: Pair, seed: int) -> tuple[int, ...]:
+    """Return a sampled answer."""
+    answer = await pair.ask(prompt_of(50), 12, temperature=1.5, seed=seed, request_id="sibling")
+    return answer.token_ids

@@ -1,0 +1,217 @@
+"""Nothing is readable before everything has arrived (rows W, N8), and imports run beside the prefill."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from common.kv.digest import DigestKind, digest
+from common.wire.failure import RemoteFailure
+from decode_service import importer
+from kvspan.v1 import transfer_pb2
+from tests.integration.conftest import LoadPair, shared_pair
+from tests.support.cases import Oracle, prompt_of
+from tests.support.gates import Gate, gated, lossy, lying
+from tests.support.pair import MODES, Pair, make_configs, running_pair, wait_until
+
+PROMPT = prompt_of(200)
+"""Four chunks."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(
+    tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, str], load: LoadPair
+) -> AsyncIterator[Pair]:
+    """Return a running DENSE pair."""
+    configs = make_configs(tmp_path_factory.mktemp("pair"), checkpoints["DENSE"])
+    async with shared_pair(*configs, load(*configs)) as pair:
+        yield pair
+
+
+@pytest.fixture
+def oracle(oracles: Callable[[str], Oracle]) -> Oracle:
+    """Return the ORACLE of DENSE."""
+    return oracles("DENSE")
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_w5_w6_kv_told_and_not_copied_is_not_visible(
+    pair: Pair, oracle: Oracle, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """W5, W6: while the copy of one span waits, nothing is published, no token sent and no step made."""
+    gate = Gate()
+    monkeypatch.setattr(importer, "digest", digest_after(gate))
+    steps = (await pair.client.status()).num_steps
+    asked = asyncio.create_task(pair.ask(PROMPT, 3, transfer=mode))
+
+    gate.let_pass(2)
+    await wait_until(lambda: gate.num_arrived == 3)
+    await wait_until(lambda: num_jobs(pair) == 0)  # PrefillDone was sent
+    status = await pair.client.status()
+
+    assert (status.reservations.transferring, status.reservations.decoding) == (1, 0)
+    assert status.num_steps == steps
+    assert not asked.done()
+    gate.open()
+    oracle.assert_greedy(PROMPT, await asked)
+
+
+async def test_w7_a_layer_that_is_never_handed_over_fails_its_request_by_name(
+    tmp_path: Path, checkpoints: dict[str, str], load: LoadPair
+) -> None:
+    """W7: an engine without a hook for one layer fails at the end, naming the layer; prefill stays up."""
+    configs = make_configs(tmp_path, checkpoints["DENSE"])
+    async with running_pair(*configs, lossy(load(*configs), lost_layer=2)) as pair:
+        for mode in MODES:
+            with pytest.raises(RemoteFailure) as caught:
+                await pair.ask(PROMPT, 2, transfer=mode)
+            assert caught.value.code is grpc.StatusCode.INTERNAL
+            assert "layer" in caught.value.message
+            assert "2" in caught.value.message
+            await pair.wait_idle()
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_w13_four_prompts_in_four_slots_do_not_cross(
+    tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, oracle: Oracle, mode: str
+) -> None:
+    """W13: four transfers with slots of their own, imported while others run, keep their own KV."""
+    configs, gate = make_configs(tmp_path, checkpoints["DENSE"]), Gate()
+    prompts = [prompt_of(150 + number, seed=number) for number in range(4)]
+    async with running_pair(*configs, gated(load(*configs), gate)) as pair:
+        asked = asyncio.create_task(pair.ask_all(prompts, 6, transfer=mode))
+        await wait_until(lambda: pair.decode.peers[0].statistics().num_slots == 4)
+        gate.open()
+        for prompt, answer in zip(prompts, await asked, strict=True):
+            oracle.assert_greedy(prompt, answer)
+
+
+async def test_overlap_stream_imports_while_the_source_computes(
+    tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, oracle: Oracle
+) -> None:
+    """Stream: with the engine held before its last chunk, the spans of all earlier ones are imported."""
+    configs, gate = make_configs(tmp_path, checkpoints["DENSE"]), Gate()
+    imported: list[int] = []
+    async with running_pair(*configs, gated(load(*configs), gate)) as pair:
+        with pytest.MonkeyPatch.context() as patch:
+            count_imports(patch, imported)
+            asked = asyncio.create_task(pair.ask(PROMPT, 2, transfer="stream"))
+            gate.let_pass(3)
+            await wait_until(lambda: gate.num_arrived == 4 and len(imported) >= 3)
+            held = len(imported)
+            gate.open()
+            answer = await asked
+
+    oracle.assert_greedy(PROMPT, answer)
+    assert 3 <= held <= answer.timings.num_spans_overlapped <= answer.timings.num_spans
+    assert answer.timings.overlap > 0
+
+
+@pytest.mark.parametrize("mode", ["whole", "deferred"])
+async def test_overlap_whole_and_deferred_tell_nothing_before_the_source_has_ended(
+    tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, oracle: Oracle, mode: str
+) -> None:
+    """Whole, deferred: with the engine held before its last chunk nothing is imported."""
+    configs, gate = make_configs(tmp_path, checkpoints["DENSE"]), Gate()
+    imported: list[int] = []
+    async with running_pair(*configs, gated(load(*configs), gate)) as pair:
+        with pytest.MonkeyPatch.context() as patch:
+            count_imports(patch, imported)
+            asked = asyncio.create_task(pair.ask(PROMPT, 2, transfer=mode))
+            gate.let_pass(3)
+            await wait_until(lambda: gate.num_arrived == 4)
+            assert imported == []
+            gate.open()
+            answer = await asked
+
+    oracle.assert_greedy(PROMPT, answer)
+    assert (answer.timings.num_spans_overlapped, answer.timings.overlap) == (0, 0)
+
+
+async def test_stages_sum_to_the_whole(pair: Pair) -> None:
+    """The stages of a request sum to its total exactly, and none is negative."""
+    timings = (await pair.ask(PROMPT, 3)).timings
+
+    stages = [
+        getattr(timings, name).ToNanoseconds()
+        for name in ("queued", "waiting", "prefill", "exposed_transfer", "first_token", "decode")
+    ]
+    assert min(stages) >= 0
+    assert sum(stages) == timings.total.ToNanoseconds()
+
+
+def outside_slot(span: transfer_pb2.KVSpan) -> None:
+    """Tell bytes that lie behind the slot."""
+    span.offset += 1 << 22
+
+
+def outside_slab(span: transfer_pb2.KVSpan) -> None:
+    """Tell bytes that lie behind the slab, where a pointer would."""
+    span.offset = 0x7F00_0000_0000
+
+
+def wrong_length(span: transfer_pb2.KVSpan) -> None:
+    """Tell another length than the ranges have."""
+    span.length -= 64
+
+
+def old_generation(span: transfer_pb2.KVSpan) -> None:
+    """Tell the span of an earlier lease."""
+    span.generation += 1
+
+
+def wrong_digest(span: transfer_pb2.KVSpan) -> None:
+    """Tell another digest than the bytes have."""
+    span.digest = bytes(len(span.digest))
+
+
+@pytest.mark.parametrize("lie", [outside_slot, outside_slab, wrong_length, old_generation, wrong_digest])
+async def test_w1_w18_n8_a_span_that_lies_fails_its_request_alone(
+    pair: Pair, oracle: Oracle, monkeypatch: pytest.MonkeyPatch, lie: Callable[[transfer_pb2.KVSpan], None]
+) -> None:
+    """W1, W18, N8: a false field gives a status that is not OK, no token, and harms no neighbour."""
+    liar, honest = prompt_of(130, seed=8), prompt_of(140, seed=9)
+    victims: set[int] = set()
+
+    def lie_once(span: transfer_pb2.KVSpan) -> None:
+        victims.add(span.transfer_id)
+        if span.transfer_id == min(victims):
+            lie(span)
+
+    lying(monkeypatch, lie_once)
+    first, second = await asyncio.gather(pair.ask(liar, 3), pair.ask(honest, 3), return_exceptions=True)
+
+    assert isinstance(first, RemoteFailure)
+    assert first.code is grpc.StatusCode.DATA_LOSS
+    assert not isinstance(second, BaseException)
+    oracle.assert_greedy(honest, second)
+
+
+def digest_after(gate: Gate) -> Callable[[DigestKind, memoryview], bytes]:
+    """Return the digest as the importer takes it, after the gate."""
+
+    def held(kind: DigestKind, data: memoryview) -> bytes:
+        gate.wait()
+        return digest(kind, data)
+
+    return held
+
+
+def count_imports(patch: pytest.MonkeyPatch, imported: list[int]) -> None:
+    """Append the length of every span whose copy has begun."""
+
+    def counted(kind: DigestKind, data: memoryview) -> bytes:
+        imported.append(len(data))
+        return digest(kind, data)
+
+    patch.setattr(importer, "digest", counted)
+
+
+def num_jobs(pair: Pair) -> int:
+    """Return the prompts that prefill has accepted and not ended."""
+    return sum(peer.statistics().num_jobs for peer in pair.prefill.servicer.peers)

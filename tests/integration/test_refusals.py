@@ -1,0 +1,338 @@
+"""What does not fit is refused by name before it can do harm (rows N, R): at start or at the session."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+from transformers import AutoModelForCausalLM, GptOssConfig, PreTrainedConfig
+
+from common.errors import UnsupportedModel
+from common.wire.failure import RemoteFailure
+from decode_service import app as decode_app
+from decode_service.app import DecodeService
+from decode_service.config import DecodeConfig
+from decode_service.prefill_client import PeerState
+from kvspan.client import AsyncClient
+from kvspan.v1 import decode_pb2 as pb
+from prefill_service import app as prefill_app
+from prefill_service.config import PrefillConfig
+from tests.integration.conftest import LoadPair
+from tests.support import cases
+from tests.support.gates import lying
+from tests.support.pair import (
+    make_configs,
+    open_session,
+    running_decode,
+    running_pair,
+    running_prefill,
+    wait_until,
+)
+
+Load = Callable[[Any], object]
+
+SERVICES: list[tuple[str, Load]] = [
+    ("prefill", lambda configs: prefill_app.load(configs[0])),
+    ("decode", lambda configs: decode_app.load(configs[1])),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def prefill(
+    tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, str], load: LoadPair
+) -> AsyncIterator[tuple[PrefillConfig, DecodeConfig]]:
+    """Run a DENSE prefill service; return the configurations of a pair of which it is one half."""
+    configs = make_configs(tmp_path_factory.mktemp("prefill"), checkpoints["DENSE"])
+    copies = load(*configs)
+    async with running_prefill(configs[0], copies.prefill):
+        async with (
+            running_decode(configs[1], copies.decode) as (service, address),
+            AsyncClient(address) as client,
+        ):
+            await open_session(service)
+            await client.complete(token_ids=[1], max_new_tokens=1)
+        yield configs
+
+
+# ---------------------------------------------------------------------- at start
+
+
+@pytest.mark.parametrize("service", SERVICES, ids=lambda service: service[0])
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        (cases.linear_attention_config(), ["0:linear_attention", "1:linear_attention", "2:linear_attention"]),
+        (cases.state_space_config(), ["0:linear_attention", "1:linear_attention", "2:linear_attention"]),
+    ],
+    ids=["qwen3-next", "mamba"],
+)
+async def test_r1_r2_r3_recurrent_layers_are_refused_at_start_by_either_side(
+    tmp_path: Path, service: tuple[str, Load], config: PreTrainedConfig, layers: list[str]
+) -> None:
+    """R1, R2, R3: each service refuses such a model from its config alone, naming every such layer."""
+    folder = save_config(config, tmp_path / "model")
+
+    with pytest.raises(UnsupportedModel) as caught:
+        service[1](make_configs(tmp_path, folder))
+
+    assert list(caught.value.layers) == layers
+    assert all(layer in str(caught.value) for layer in layers)
+
+
+@pytest.mark.parametrize("service", SERVICES, ids=lambda service: service[0])
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"quantization_config": {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}}, "quantized KV"),
+        ({"use_bidirectional_attention": True}, "not causal"),
+    ],
+    ids=["n10-quantised-kv", "n6-bidirectional"],
+)
+async def test_n6_n10_unsupported_combinations_are_refused_before_ready(
+    tmp_path: Path,
+    checkpoints: dict[str, str],
+    service: tuple[str, Load],
+    changes: dict[str, Any],
+    problem: str,
+) -> None:
+    """N6, N10: what cannot be handed over is refused at start with the reason, not inside a transfer."""
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoints["HYB"], folder)
+    edit_json(folder / "config.json", changes)
+
+    with pytest.raises(UnsupportedModel, match=problem):
+        service[1](make_configs(tmp_path, str(folder)))
+
+
+@pytest.mark.parametrize("service", SERVICES, ids=lambda service: service[0])
+async def test_n6_attention_sinks_are_refused_before_ready(tmp_path: Path, service: tuple[str, Load]) -> None:
+    """N6: a windowed model with attention sinks is refused at start."""
+    folder = save_config(
+        GptOssConfig(num_hidden_layers=2, hidden_size=64, vocab_size=259), tmp_path / "model"
+    )
+
+    with pytest.raises(UnsupportedModel, match="sinks"):
+        service[1](make_configs(tmp_path, folder))
+
+
+# -------------------------------------------------------------------- at session
+
+
+@pytest.mark.parametrize(
+    ("changes", "config", "fields"),
+    [
+        ({"dtype": "bfloat16"}, {}, ["geometry.layers[0].dtype", "numerics.engine"]),
+        ({"page_tokens": 32}, {}, ["geometry.page_tokens"]),
+        ({"chunk_tokens": 128}, {}, ["numerics.chunk_tokens"]),
+        (
+            {},
+            {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3},
+            ["geometry.num_layers", "config.num_hidden_layers"],
+        ),
+        ({}, {"num_key_value_heads": 4}, ["geometry.layers[2].num_kv_heads", "config.num_key_value_heads"]),
+        ({}, {"head_dim": 32}, ["geometry.layers[3].head_dim", "config.head_dim"]),
+        (
+            {},
+            {
+                "use_sliding_window": True,
+                "sliding_window": 48,
+                "layer_types": ["full_attention"] * 3 + ["sliding_attention"],
+            },
+            ["geometry.layers[3].window", "geometry.layers[3].group", "config.sliding_window"],
+        ),
+        ({}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}, ["config.rope_parameters"]),
+        ({}, {"rms_norm_eps": 1e-5}, ["config.rms_norm_eps"]),
+    ],
+    ids=["dtype", "page", "chunk", "layers", "heads", "head-size", "window-and-group", "rope", "epsilon"],
+)
+async def test_n1_n3_one_different_field_is_refused_by_name(
+    prefill: tuple[PrefillConfig, DecodeConfig],
+    tmp_path: Path,
+    changes: dict[str, Any],
+    config: dict[str, Any],
+    fields: Sequence[str],
+) -> None:
+    """N1, N3: whatever differs is named with both values before a session opens, and health says so."""
+    folder = prefill[0].model
+    if config:
+        folder = cases.save_model(cases.dense_config(**config), tmp_path / "other")
+    decode = replace(decode_at(prefill[1], tmp_path), model=folder, **changes)
+
+    status = await refused_status(decode)
+
+    (peer,) = status.peers
+    assert peer.state == pb.SESSION_STATE_REFUSED
+    assert peer.num_sessions == 0
+    for field in fields:
+        assert f"{field}: decode " in peer.problem, peer.problem
+    assert files_in(decode.slab_dir) == []
+
+
+async def test_n10_half_precision_formats_of_equal_size_are_told_apart(
+    checkpoints: dict[str, str], tmp_path: Path
+) -> None:
+    """N10: float16 and bfloat16 have equally many bytes and are refused by name all the same."""
+    prefill_config, decode_config = make_configs(tmp_path, checkpoints["DENSE"], dtype="bfloat16")
+    async with running_prefill(prefill_config, prefill_app.load(prefill_config)):
+        status = await refused_status(replace(decode_config, dtype="float16"))
+
+    assert "geometry.layers[0].dtype: decode float16, prefill bfloat16" in status.peers[0].problem
+
+
+async def test_weights_of_another_folder_are_accepted_when_they_are_the_same(
+    prefill: tuple[PrefillConfig, DecodeConfig], tmp_path: Path, oracles: Callable[[str], cases.Oracle]
+) -> None:
+    """A fingerprint is of content: a copy of the checkpoint elsewhere opens a session and is served."""
+    folder = tmp_path / "another name"
+    shutil.copytree(prefill[0].model, folder)
+    decode = replace(decode_at(prefill[1], tmp_path), model=str(folder))
+    prompt = cases.prompt_of(70)
+
+    async with running_decode(decode, decode_app.load(decode)) as (service, address):
+        await open_session(service)
+        async with AsyncClient(address) as client:
+            answer = await client.complete(token_ids=prompt, max_new_tokens=3, ignore_eos=True, logprobs=1)
+
+    oracles("DENSE").assert_greedy(prompt, answer)
+
+
+async def test_one_changed_weight_is_refused(
+    prefill: tuple[PrefillConfig, DecodeConfig], tmp_path: Path
+) -> None:
+    """One element of one tensor that differs ends the session, naming the weights and nothing else."""
+    model = AutoModelForCausalLM.from_pretrained(prefill[0].model, dtype=torch.float32)
+    with torch.no_grad():
+        model.model.layers[2].mlp.up_proj.weight[3, 5] += 1e-3
+    cases.write_checkpoint(model, tmp_path / "changed")
+    decode = replace(decode_at(prefill[1], tmp_path), model=str(tmp_path / "changed"))
+
+    status = await refused_status(decode)
+
+    assert status.peers[0].problem.count("decode ") == 1
+    assert "fingerprint.weights: decode " in status.peers[0].problem
+
+
+async def test_a_slab_directory_that_is_not_shared_is_refused(
+    prefill: tuple[PrefillConfig, DecodeConfig], tmp_path: Path, load: LoadPair
+) -> None:
+    """Services that do not see the same directory get no session, by name, and no file stays behind."""
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    decode = replace(decode_at(prefill[1], tmp_path), slab_dir=str(other))
+
+    status = await refused_status(decode, load(*prefill).decode)
+
+    assert "slab.name" in status.peers[0].problem
+    assert status.peers[0].state == pb.SESSION_STATE_REFUSED
+    assert files_in(other) == []
+
+
+async def test_a_refused_peer_fails_requests_at_once(
+    prefill: tuple[PrefillConfig, DecodeConfig], tmp_path: Path, load: LoadPair
+) -> None:
+    """N3, N6: with a peer that does not fit, a client is told so at once and may try again later."""
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    decode = replace(decode_at(prefill[1], tmp_path), slab_dir=str(other))
+    async with (
+        running_decode(decode, load(*prefill).decode) as (service, address),
+        AsyncClient(address) as client,
+    ):
+        await wait_until(lambda: is_refused(service))
+        with pytest.raises(RemoteFailure) as caught:
+            await client.complete(token_ids=[1, 2], max_new_tokens=1)
+
+    assert caught.value.reason == "PREFILL_UNAVAILABLE"
+    assert "slab.name" in caught.value.message
+
+
+async def test_n2_different_capacities_are_no_difference(
+    tmp_path: Path, checkpoints: dict[str, str], oracles: Callable[[str], cases.Oracle]
+) -> None:
+    """N2: decode's cache, slab and lanes may be of any size beside prefill's limits."""
+    configs = make_configs(
+        tmp_path, checkpoints["DENSE"], cache_tokens=160, slab_bytes=1 << 20, lanes=2, max_prompt_tokens=900
+    )
+    prompt = cases.prompt_of(130)
+    async with running_pair(*configs) as pair:
+        oracles("DENSE").assert_greedy(prompt, await pair.ask(prompt, 3))
+
+
+async def test_n5_serving_without_a_prefill_service_is_visible(
+    tmp_path: Path, checkpoints: dict[str, str], load: LoadPair
+) -> None:
+    """N5: without a prefill service the counters and capabilities say that prompts are computed here."""
+    prefill_config, decode_config = make_configs(tmp_path, checkpoints["DENSE"])
+    alone = replace(decode_config, prefill=())
+    loaded = load(prefill_config, decode_config).decode
+    async with running_decode(alone, loaded) as (_, address), AsyncClient(address) as client:
+        await client.complete(token_ids=[1, 2, 3], max_new_tokens=1)
+        status, told = await client.status(), await client.capabilities()
+
+    assert (status.prompts_remote, status.prompts_local) == (0, 1)
+    assert not status.peers
+    assert list(told.routes) == [pb.ROUTE_LOCAL]
+    assert told.default_route == pb.ROUTE_LOCAL
+
+
+async def test_n8_nothing_on_the_wire_is_a_pointer(
+    tmp_path: Path, checkpoints: dict[str, str], load: LoadPair
+) -> None:
+    """N8: every offset told lies inside the slab, whatever address either side mapped it at."""
+    configs = make_configs(tmp_path, checkpoints["DENSE"])
+    offsets: list[tuple[int, int]] = []
+    async with running_pair(*configs, load(*configs)) as pair:
+        with pytest.MonkeyPatch.context() as patch:
+            lying(patch, lambda span: offsets.append((span.offset, span.length)))
+            await pair.ask(cases.prompt_of(200), 1)
+
+    assert offsets
+    assert all(4096 <= start and start + length <= configs[1].slab_bytes for start, length in offsets)
+
+
+# ------------------------------------------------------------------------- tools
+
+
+def files_in(folder: Path | str) -> list[Path]:
+    """Return what lies in a folder."""
+    return list(Path(folder).iterdir())
+
+
+def decode_at(config: DecodeConfig, folder: Path) -> DecodeConfig:
+    """Return the configuration for a decode service that listens in `folder`."""
+    return replace(config, listen=f"unix:{folder}/decode.sock")
+
+
+def is_refused(service: DecodeService) -> bool:
+    """Tell whether the peer was refused."""
+    return service.peers[0].statistics().state is PeerState.REFUSED
+
+
+async def refused_status(
+    config: DecodeConfig, loaded: decode_app.Loaded | None = None
+) -> pb.GetStatusResponse:
+    """Return what an operator sees of a decode service whose peer does not fit."""
+    async with (
+        running_decode(config, loaded or decode_app.load(config)) as (service, address),
+        AsyncClient(address) as client,
+    ):
+        await wait_until(lambda: is_refused(service))
+        return await client.status()
+
+
+def save_config(config: PreTrainedConfig, folder: Path) -> str:
+    """Write a folder with a config and no weights: whoever reads weights first fails in another way."""
+    config.save_pretrained(folder)
+    return str(folder)
+
+
+def edit_json(path: Path, changes: dict[str, Any]) -> None:
+    """Change keys of a JSON file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))

@@ -1,0 +1,199 @@
+"""Windows and groups (rows S, H18): every length continues as ORACLE does, whatever the pages hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from common.kv.plan import plan_spans
+from common.wire.failure import RemoteFailure
+from decode_service.app import Loaded
+from decode_service.backends.torch_backend import TorchBackend
+from decode_service.cache.storage import Kind, PagedStorage
+from kvspan.v1 import transfer_pb2
+from tests.integration.conftest import LoadPair, shared_pair
+from tests.support.cases import Oracle, prompt_of
+from tests.support.gates import Gate, gated, lying
+from tests.support.pair import MODES, LoadedPair, Pair, make_configs, running_pair, wait_until
+
+S1_LENGTHS = (31, 32, 33, 47, 48, 49, 63, 64, 65, 200)
+WINDOW = 32
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["HYB", "HYB_ODD", "SHARE", "UNEVEN"])
+async def pair(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    checkpoints: dict[str, str],
+    load: LoadPair,
+) -> AsyncIterator[Pair]:
+    """Return a running pair of each model with groups."""
+    configs = make_configs(tmp_path_factory.mktemp("pair"), checkpoints[request.param])
+    async with shared_pair(*configs, load(*configs)) as pair:
+        yield pair
+
+
+@pytest.fixture
+def oracle(oracles: Callable[[str], Oracle], pair: Pair) -> Oracle:
+    """Return the ORACLE of the pair's model."""
+    return oracles(pair.loaded.decode.loaded.name)
+
+
+def poison(storage: PagedStorage, num_groups: int) -> None:
+    """Fill every page with bytes that are no number in fp32, so that whoever reads one returns nonsense."""
+    for group in range(num_groups):
+        layer = 0
+        while True:
+            try:
+                for kind in Kind:
+                    storage.rows(group, layer, kind)[...] = 0xFF
+            except IndexError:
+                break
+            layer += 1
+
+
+async def assert_greedy(
+    pair: Pair, oracle: Oracle, prompts: Sequence[Sequence[int]], num_tokens: int = 4, **options: Any
+) -> None:
+    """Ask all prompts at once and compare each answer with ORACLE."""
+    for prompt, completion in zip(prompts, await pair.ask_all(prompts, num_tokens, **options), strict=True):
+        oracle.assert_greedy(prompt, completion)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_s1_s14_a_hybrid_prompt_continues_as_oracle_at_every_length(
+    pair: Pair, oracle: Oracle, mode: str
+) -> None:
+    """S1, S14, H18: at and around window and page borders the answer is ORACLE's, in every mode."""
+    await assert_greedy(pair, oracle, [prompt_of(length, length) for length in S1_LENGTHS], transfer=mode)
+
+
+async def test_s1_the_window_slides_over_many_pages_while_decoding(pair: Pair, oracle: Oracle) -> None:
+    """S1: an answer longer than the window, which reuses its pages in turn, is ORACLE's to the end."""
+    await assert_greedy(pair, oracle, [prompt_of(41), prompt_of(90)], 2 * WINDOW + 9)
+
+
+async def test_s15_bytes_that_were_not_sent_are_never_read(pair: Pair, oracle: Oracle) -> None:
+    """S15: with every page full of NaN before, a prompt of 17 tokens and longer ones answer as ORACLE."""
+    poison(pair.loaded.decode.storage, len(pair.loaded.decode.identity.geometry.groups))
+
+    await assert_greedy(pair, oracle, [prompt_of(length) for length in (1, 15, 17, 50, 130)], 20)
+
+
+@pytest.mark.parametrize("length", [1, 31, 33, 64, 200])
+async def test_s3_only_window_and_full_layers_positions_are_sent(pair: Pair, length: int) -> None:
+    """S3: bytes sent are those of the visible positions of each group, once, not of the whole prompt."""
+    geometry = pair.loaded.decode.identity.geometry
+    granularity = pair.decode.peers[0].session.welcome.granularity  # type: ignore[union-attr]
+
+    completion = await pair.ask(prompt_of(length), 1)
+
+    exact = sum(g.token_bytes * len(g.visible(length)) for g in geometry.groups)
+    planned = plan_spans(geometry, 0, length, granularity).total_bytes
+    assert completion.timings.num_bytes == planned
+    assert exact <= planned < exact + 64 * 2 * len(geometry.layers) * (length // 64 + 2)
+
+
+async def test_s5_s9_status_and_capabilities_name_every_group(pair: Pair) -> None:
+    """S5, S9: an operator sees two groups in force, each with its own pages and page size."""
+    status, told = await pair.client.status(), await pair.client.capabilities()
+    groups = pair.loaded.decode.identity.geometry.groups
+
+    assert [group.page_bytes for group in status.groups] == [g.token_bytes * 16 for g in groups]
+    assert [group.total_pages for group in status.groups] == list(pair.loaded.decode.num_pages)
+    owned = {layer.layer_index: layer for layer in told.identity.geometry.layers}
+    assert {index: (layer.head_dim, layer.window) for index, layer in owned.items()} == {
+        index: (g.head_dim, g.window or 0) for g in groups for index in g.layer_indices
+    }
+
+
+async def test_s16_h18_layers_that_share_kv_are_not_waited_for(pair: Pair) -> None:
+    """S16, H18: only KV-owning layers are described, sent and required; a sharing layer owns none."""
+    layers = pair.loaded.decode.identity.geometry.layers
+    num_model_layers = pair.loaded.decode.loaded.config.num_hidden_layers
+
+    owned = [layer.layer_index for layer in layers]
+
+    is_sharing = pair.loaded.decode.loaded.name == "SHARE"
+    assert owned == list(range(4 if is_sharing else num_model_layers))
+
+
+async def test_s11_every_length_of_an_odd_window_continues_as_oracle(
+    tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, oracles: Callable[[str], Oracle]
+) -> None:
+    """S11: with a window that no page divides, prompts of 1 to 80 tokens answer as ORACLE."""
+    configs = make_configs(tmp_path, checkpoints["HYB_ODD"], queue_limit=80)
+    async with running_pair(*configs, load(*configs)) as pair:
+        prompts = [prompt_of(length, length) for length in range(1, 81)]
+        await assert_greedy(pair, oracles("HYB_ODD"), prompts, 3)
+
+
+async def test_s7_admission_respects_a_tiny_window_pool(
+    tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, oracles: Callable[[str], Oracle]
+) -> None:
+    """S7: with room for one request in the windowed group and for many in the other, one runs at a time."""
+    configs, gate = make_configs(tmp_path, checkpoints["HYB"]), Gate()
+    copies = load(*configs)
+    copies = gated(LoadedPair(copies.prefill, with_pools(copies.decode, configs[1].lanes, (3, 128))), gate)
+    prompts = [prompt_of(40, 1), prompt_of(50, 2), prompt_of(60, 3)]
+    async with running_pair(*configs, copies) as pair, asyncio.TaskGroup() as tasks:
+        asked = [tasks.create_task(pair.ask(prompt, 8)) for prompt in prompts]
+        await wait_until(lambda: gate.num_arrived == 1 and pair.decode.core.counts.live == 3)
+        status = await pair.client.status()
+        assert (status.reservations.transferring, status.reservations.queued) == (1, 2)
+        gate.open()
+        for prompt, task in zip(prompts, asked, strict=True):
+            oracles("HYB").assert_greedy(prompt, await task)
+
+
+def swap_groups(span: transfer_pb2.KVSpan) -> None:
+    """Tell the span for the other group."""
+    span.group_index = 1 - span.group_index
+
+
+def beyond_prompt(span: transfer_pb2.KVSpan) -> None:
+    """Tell the span for positions that the prompt does not have."""
+    span.tokens.start += 1000
+    span.tokens.stop += 1000
+
+
+def before_window(span: transfer_pb2.KVSpan) -> None:
+    """Tell the span for positions that are out of the window, and were not asked for."""
+    length = span.tokens.stop - span.tokens.start
+    span.tokens.start, span.tokens.stop = 0, length
+
+
+@pytest.mark.parametrize("lie", [swap_groups, beyond_prompt, before_window])
+async def test_s4_s8_a_span_of_another_group_or_position_is_refused(
+    tmp_path: Path,
+    checkpoints: dict[str, str],
+    load: LoadPair,
+    oracles: Callable[[str], Oracle],
+    monkeypatch: pytest.MonkeyPatch,
+    lie: Callable[[transfer_pb2.KVSpan], None],
+) -> None:
+    """S4, S8: group and positions on the wire are checked; a lie fails its request and no other."""
+    configs = make_configs(tmp_path, checkpoints["HYB"])
+    prompt = prompt_of(100)
+    async with running_pair(*configs, load(*configs)) as pair:
+        with monkeypatch.context() as patch:
+            lying(patch, lie)
+            with pytest.raises(RemoteFailure) as caught:
+                await pair.ask(prompt, 2)
+        assert caught.value.code.name == "DATA_LOSS"
+        await pair.wait_idle()
+        oracles("HYB").assert_greedy(prompt, await pair.ask(prompt, 2))
+
+
+def with_pools(loaded: Loaded, lanes: int, num_pages: tuple[int, ...]) -> Loaded:
+    """Return a loaded decode service with pools of these sizes."""
+    geometry = loaded.identity.geometry
+    storage = PagedStorage(geometry, num_pages)
+    backend = TorchBackend(loaded.loaded.model, geometry, storage, lanes)
+    return replace(loaded, storage=storage, backend=backend, num_pages=num_pages)
