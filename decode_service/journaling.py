@@ -102,6 +102,7 @@ class SessionJournal:
 
     def __init__(self, journal: Recorder, slab_name: str, names: dict[Reservation, Fields]) -> None:
         self._journal = journal
+        self._is_on = not isinstance(journal, NullJournal)
         self._names = names
         self._name: Fields = {"peer": "", "session": slab_name}
         self._attempts: dict[int, int] = {}
@@ -136,6 +137,8 @@ class SessionJournal:
         self, start: StartPrefill, reservation: Reservation, required: Sequence[Range]
     ) -> None:
         """A transfer may be asked for; pages and slot are held."""
+        if not self._is_on:
+            return
         name = {"transfer": start.transfer_id, "attempt": start.attempt}
         self._attempts[start.transfer_id] = start.attempt
         number = self._names[reservation]["reservation"]
@@ -167,6 +170,8 @@ class SessionJournal:
 
     def acted(self, action: DecodeAction) -> None:
         """Note what the session machine decided, before it is carried out."""
+        if not self._is_on:
+            return
         match action:
             case ImportSpan(span):
                 self._record(Event.SPAN_SUBMITTED, span_fields(span))
@@ -187,10 +192,14 @@ class SessionJournal:
 
     def imported(self, span: Span) -> None:
         """The copy of a span has ended and its digest matched."""
+        if not self._is_on:
+            return
         self._on_transfer(Event.SPAN_IMPORTED, span.transfer_id, sequence=span.sequence)
 
     def refused(self, span: Span, reason: str) -> None:
         """The copy of a span has ended badly."""
+        if not self._is_on:
+            return
         self._on_transfer(Event.SPAN_REFUSED, span.transfer_id, sequence=span.sequence, reason=reason)
 
     def _ended(self, message: PrefillDone | PrefillFailed | PrefillCancelled, fields: Fields) -> None:

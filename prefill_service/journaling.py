@@ -60,6 +60,7 @@ class PeerJournal:
 
     def __init__(self, journal: Recorder) -> None:
         self._journal = journal
+        self._is_on = not isinstance(journal, NullJournal)
         self._name: Fields = {"peer": "", "session": ""}
         self._is_open = False
         self._attempts: dict[int, int] = {}
@@ -67,6 +68,8 @@ class PeerJournal:
 
     def received(self, message: DecodeMessage) -> None:
         """Note who the peer is, and the credit that it gives."""
+        if not self._is_on:
+            return
         match message:
             case Hello() if not self._is_open:
                 self._name = {"peer": message.boot_id, "session": message.slab.name}
@@ -77,6 +80,8 @@ class PeerJournal:
 
     def acted(self, action: PrefillAction) -> None:
         """Note what the session machine decided, before it is carried out."""
+        if not self._is_on:
+            return
         match action:
             case Send(SpanTold(span)):
                 self._record(Event.SPAN_TOLD, span_fields(span))
@@ -97,6 +102,8 @@ class PeerJournal:
 
     def drained(self, transfer_id: int) -> None:
         """Nothing writes into the slot any more."""
+        if not self._is_on:
+            return
         self._on_transfer(Event.TRANSFER_DRAINED, transfer_id)
 
     def closed(self) -> None:

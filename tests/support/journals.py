@@ -92,7 +92,7 @@ class Story:
         return audit_files(self.write(directory))
 
 
-Change = Callable[[Story], object]
+Change = Callable[[Story], None]
 
 
 def span(transfer: int, generation: int, sequence: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,22 +13,22 @@ from tests.support.journals import DECODE, PREFILL, Change, Story, assert_named,
 E = Event
 
 
-def drop(event: Event, **fields: object) -> Change:
+def drop(event: Event, **fields: Any) -> Change:
     """Return a change that leaves a step of decode out."""
-    return lambda story: story.steps.pop(story.index(event, **fields))
+    return lambda story: story.remove(event, **fields)
 
 
-def repeat(event: Event, **fields: object) -> Change:
+def repeat(event: Event, **fields: Any) -> Change:
     """Return a change that does a step of decode twice."""
     return lambda story: story.repeat(story.index(event, **fields))
 
 
-def change(event: Event, where: dict[str, object], **fields: object) -> Change:
+def change(event: Event, where: dict[str, Any], **fields: Any) -> Change:
     """Return a change of fields of a step of decode."""
     return lambda story: story.change(story.index(event, **where), **fields)
 
 
-def early(event: Event, before: Event, where: dict[str, object]) -> Change:
+def early(event: Event, before: Event, where: dict[str, Any]) -> Change:
     """Return a change that lets a step of transfer 2 happen before another one of it."""
 
     def move(story: Story) -> None:
@@ -38,7 +39,7 @@ def early(event: Event, before: Event, where: dict[str, object]) -> Change:
 
 def no_release_of_a_span(story: Story) -> None:
     """Let span 1 be told and imported over the bytes of span 0, which decode holds."""
-    story.steps.pop(story.index(E.SPAN_RELEASED, sequence=0))
+    story.remove(E.SPAN_RELEASED, sequence=0)
     for side, event in ((PREFILL, E.SPAN_TOLD), (DECODE, E.SPAN_SUBMITTED)):
         story.change(story.index(event, side, transfer=1, sequence=1), offset=4096)
 
@@ -63,6 +64,32 @@ def aborted_after_publication(story: Story) -> None:
     at = story.index(E.TRANSFER_DRAINED, transfer=1)
     story.repeat(story.index(E.TRANSFER_ABORTED), at)
     story.change(at, transfer=1)
+
+
+def published_after_failure(story: Story) -> None:
+    """Publish transfer 1 although its producer failed."""
+    story.change(story.index(E.PRODUCER_ENDED, transfer=1), verdict="failed")
+    story.change(story.index(E.TRANSFER_ANSWERED, PREFILL, transfer=1), verdict="failed")
+
+
+def published_without_prefill(story: Story) -> None:
+    """Publish reservation 3, for which no engine ever ran."""
+    story.remove(E.LOCAL_ENDED)
+    story.remove(E.LOCAL_STARTED)
+
+
+def slot_of_an_old_generation(story: Story) -> None:
+    """Lease the slot of transfer 2 in the generation of transfer 1."""
+    for index, step in enumerate(story.steps):
+        if step.fields.get("generation") == 2:
+            story.change(index, generation=1)
+
+
+def drained_while_the_producer_writes(story: Story) -> None:
+    """Let prefill's engine end only when its session has closed; decode believes another word."""
+    story.remove(E.TRANSFER_ANSWERED, PREFILL, transfer=2)
+    late = story.index(E.SLAB_UNMAPPED, PREFILL)
+    story.move(story.index(E.TRANSFER_DRAINED, PREFILL, transfer=2), late)
 
 
 TRANSFER_1 = {"transfer": 1}
@@ -103,10 +130,7 @@ RULES: dict[str, tuple[Change, str, str]] = {
         "the producer's end was not seen",
     ),
     "R2 published after failure": (
-        lambda story: [
-            story.change(story.index(E.PRODUCER_ENDED, transfer=1), verdict="failed"),
-            story.change(story.index(E.TRANSFER_ANSWERED, PREFILL, transfer=1), verdict="failed"),
-        ],
+        published_after_failure,
         "R2",
         "the producer's end was failed",
     ),
@@ -135,15 +159,12 @@ RULES: dict[str, tuple[Change, str, str]] = {
     ),
     "R2 local engine left out a layer": (change(E.LOCAL_ENDED, {}, missing=7), "R2", "left out 7"),
     "R2 no prefill": (
-        lambda story: [
-            story.steps.pop(story.index(E.LOCAL_ENDED)),
-            story.steps.pop(story.index(E.LOCAL_STARTED)),
-        ],
+        published_without_prefill,
         "R2",
         "its prefill is none",
     ),
     "R3 never told": (
-        lambda story: story.steps.pop(story.index(E.SPAN_TOLD, PREFILL, transfer=1, sequence=1)),
+        lambda story: story.remove(E.SPAN_TOLD, PREFILL, transfer=1, sequence=1),
         "R3",
         "never told it",
     ),
@@ -168,11 +189,7 @@ RULES: dict[str, tuple[Change, str, str]] = {
     "R3 session with another life": (change(E.TRANSFER_ABORTED, {}, peer="ffff"), "R3", "not with ffff"),
     "R4 slot reused before drain": (slot_freed_during_transfer, "R4", "transfer 2 has not drained"),
     "R4 slot of an old generation": (
-        lambda story: [
-            story.change(index, generation=1)
-            for index, step in enumerate(story.steps)
-            if step.fields.get("generation") == 2
-        ],
+        slot_of_an_old_generation,
         "R4",
         "slot 0 is leased again as generation 1",
     ),
@@ -183,10 +200,7 @@ RULES: dict[str, tuple[Change, str, str]] = {
         "drains before its producer has ended",
     ),
     "R4 drained on a word the producer did not give": (
-        lambda story: [
-            story.move(story.index(E.TRANSFER_DRAINED, PREFILL, transfer=2), len(story.steps) - 6),
-            story.steps.pop(story.index(E.TRANSFER_ANSWERED, PREFILL, transfer=2)),
-        ],
+        drained_while_the_producer_writes,
         "R4",
         "drains here while its producer still writes",
     ),
@@ -259,7 +273,7 @@ def test_breach_is_named(row: str, tmp_path: Path) -> None:
 def test_session_that_closes_ends_the_wait_for_its_producer(tmp_path: Path) -> None:
     """The slab of a lost producer is abandoned, so its transfers drain without its word."""
     story = make_story()
-    story.steps.pop(story.index(E.PRODUCER_ENDED, transfer=2))
+    story.remove(E.PRODUCER_ENDED, transfer=2)
     story.move(story.index(E.SESSION_CLOSED), story.index(E.TRANSFER_ABORTED))
 
     report = story.audit(tmp_path)
