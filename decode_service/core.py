@@ -255,8 +255,8 @@ class DecodeCore:
         prefill = self._owners.router.begin(request, session, grant, timeline)
         self._counts.prompts_local += session is None
         self._counts.prompts_remote += session is not None
-        generation = Generation(request, self._owners.tokenizer, self._owners.rng)
         try:
+            generation = Generation(request, self._owners.tokenizer, self._owners.rng)
             await prefill.wait()
             sequence = publish(
                 grant.reservation,

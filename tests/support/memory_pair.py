@@ -1,0 +1,255 @@
+"""Both services in one event loop without grpc and without a model: everything else is the real thing.
+
+Theory of operation: a decode core with admission, importer, pages and step loop, and one prefill service
+whose session is joined to decode's by two tasks that carry messages. KV is a pattern, tokens count up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, cast
+
+from common.errors import KVSpanError, PeerLost
+from common.kv.spans import SPAN_LAYOUT
+from common.runtime.clock import SystemClock
+from common.session.messages import SlabHandle
+from common.slab.segment import SlabSegment
+from common.telemetry.timeline import Timeline
+from decode_service.admission import Admission
+from decode_service.cache.cache import KVCache
+from decode_service.cache.storage import PagedStorage
+from decode_service.core import DecodeCore, LossPolicy, Owners
+from decode_service.generation import TokenEvent
+from decode_service.importer import Importer
+from decode_service.journaling import DecodeJournal
+from decode_service.local_prefill import LocalEngine
+from decode_service.peer_session import PeerSession, SessionContext
+from decode_service.request import GenerationRequest
+from decode_service.reservation import Reservation
+from decode_service.routing import Router
+from decode_service.step_loop import StepLoop
+from prefill_service.decode_peer import DecodePeer, PeerContext
+from prefill_service.engine_loop import EngineLoop
+from prefill_service.job import Job
+from prefill_service.queue import JobQueue
+from tests.support.decoding import GEOMETRY, TOKENIZER
+from tests.support.fakes import CountingBackend, PatternEngine
+from tests.support.sessions import make_hello, make_identity, make_offer
+
+if TYPE_CHECKING:
+    from common.model.prefill import ChunkedPrefill
+    from decode_service.prefill_client import PrefillPeer
+
+IDENTITY = make_identity(GEOMETRY)
+OFFER = replace(make_offer(IDENTITY), max_prompt_tokens=40, max_concurrency=2)
+SLAB_BYTES = 65_536
+NUM_PAGES = 12
+NUM_LANES = 3
+QUEUE_LIMIT = 2
+
+
+class MemoryPeer:
+    """What `PrefillPeer` is to the router: a session, and why there is none."""
+
+    target = "memory"
+    problem = "the stream broke"
+
+    def __init__(self) -> None:
+        self._session: PeerSession | None = None
+        self._ended: list[PeerSession] = []
+
+    @property
+    def session(self) -> PeerSession | None:
+        """The session, while it is open."""
+        return self._session if self._session is not None and self._session.is_open else None
+
+    def join(self, session: PeerSession) -> None:
+        """Have a new session."""
+        self._session = session
+        self._ended.append(session)
+
+    def check_integrity(self) -> None:
+        """See `PrefillPeer`."""
+        for session in self._ended:
+            session.check_integrity()
+
+
+class WatchedJournal(DecodeJournal):
+    """A journal that tells a test of each grant before the call that waits for it hears of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_reserved: Callable[[], object] = lambda: None
+
+    def reservation_made(self, reservation: Reservation) -> None:
+        """See `DecodeJournal`."""
+        super().reservation_made(reservation)
+        self.on_reserved()
+
+
+@dataclass(slots=True)
+class MemoryPair:
+    """Both services."""
+
+    core: DecodeCore
+    admission: Admission
+    cache: KVCache
+    storage: PagedStorage
+    backend: CountingBackend
+    engine: PatternEngine
+    """Of the prefill service."""
+
+    local: PatternEngine
+    """Of the decode service."""
+
+    peer: MemoryPeer
+    router: Router
+    changed: asyncio.Event
+    """Set whenever something came back."""
+
+    journal: WatchedJournal
+    slab_dir: Path
+    prefill: PeerContext
+    decode: SessionContext
+    decode_peers: list[DecodePeer] = field(default_factory=list)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def connect(self) -> PeerSession:
+        """Open a session between the two."""
+        slab = SlabSegment.create(self.slab_dir, SLAB_BYTES, "decode-boot")
+        hello = replace(make_hello(IDENTITY), slab=SlabHandle(slab.name, slab.size_bytes, SPAN_LAYOUT))
+        session, remote = (
+            PeerSession(hello, slab, self.decode),
+            DecodePeer(len(self.decode_peers), self.prefill),
+        )
+        self.peer.join(session)
+        self.decode_peers.append(remote)
+        self.tasks += [
+            asyncio.create_task(to_prefill(session, remote)),
+            asyncio.create_task(to_decode(session, remote)),
+        ]
+        session.greet()
+        await self.router.wait_open(60)
+        return session
+
+    def cut(self) -> None:
+        """Break the stream: each side hears of it on its own."""
+        session = self.peer.session
+        assert session is not None
+        session.close(PeerLost("the stream broke"))
+        self.decode_peers[-1].close()
+
+    def begin(self, request: GenerationRequest) -> AsyncGenerator[list[TokenEvent]]:
+        """Return the tokens of a request as they will come."""
+        return self.core.generate(request, Timeline(SystemClock().now_ns()))
+
+    async def generate(self, request: GenerationRequest) -> list[TokenEvent]:
+        """Run a request to its end."""
+        return [event async for events in self.begin(request) for event in events]
+
+    def assert_idle(self) -> None:
+        """Check that nothing is held on either side."""
+        self.core.check_integrity()
+        statistics = self.admission.statistics()
+        assert (statistics.lanes_used, statistics.num_queued) == (0, 0), statistics
+        assert all(pool.free == pool.total for pool in self.cache.statistics().groups)
+        assert all(peer.statistics().num_jobs == 0 for peer in self.decode_peers)
+        assert self.core.counts.live == 0
+        if self.peer.session is not None:
+            assert self.peer.session.slab_statistics().num_leased == 0
+
+    async def until_idle(self) -> None:
+        """Wait until everything has come back on its own."""
+        while self._is_busy():
+            self.changed.clear()
+            await self.changed.wait()
+        self.assert_idle()
+
+    def _is_busy(self) -> bool:
+        num_jobs = sum(remote.statistics().num_jobs for remote in self.decode_peers)
+        return bool(self.admission.statistics().lanes_used + num_jobs)
+
+
+async def to_prefill(session: PeerSession, remote: DecodePeer) -> None:
+    """Carry decode's messages."""
+    while (message := await session.next_message()) is not None:
+        remote.receive(message)
+
+
+async def to_decode(session: PeerSession, remote: DecodePeer) -> None:
+    """Carry prefill's messages."""
+    while (message := await remote.next_message()) is not None:
+        session.receive(message)
+
+
+@asynccontextmanager
+async def memory_pair(slab_dir: Path, policy: LossPolicy = LossPolicy.FAIL) -> AsyncIterator[MemoryPair]:
+    """Yield both services with an open session; checks at the end that nothing is left."""
+    clock, journal = SystemClock(), WatchedJournal()
+    cache, storage = KVCache(GEOMETRY, (NUM_PAGES,)), PagedStorage(GEOMETRY, (NUM_PAGES,))
+    changed = asyncio.Event()
+
+    def on_freed(reservation: Reservation) -> None:
+        journal.reservation_freed(reservation)
+        changed.set()
+
+    admission = Admission(cache, NUM_LANES, QUEUE_LIMIT, on_freed)
+    backend, engine, local = CountingBackend(GEOMETRY), make_engine(), make_engine()
+    step_loop, importer = StepLoop(backend), Importer(GEOMETRY, storage, clock)
+    local_engine = LocalEngine(cast("ChunkedPrefill", local), GEOMETRY, storage, clock, journal)
+    peer = MemoryPeer()
+    router = Router(GEOMETRY, local_engine, (cast("PrefillPeer", peer),))
+    core = DecodeCore(Owners(TOKENIZER, admission, step_loop, router, policy, clock, Random(3), journal))
+
+    def on_change() -> None:
+        admission.grant_waiting()
+        router.note_change()
+        changed.set()
+
+    def on_closed(session: PeerSession, error: KVSpanError) -> None:
+        admission.fail_waiting(session, error)
+
+    queue: JobQueue[Job] = JobQueue()
+    prefill = PeerContext(OFFER, slab_dir, queue, clock, 30.0, 30.0, lambda idle: changed.set())
+    decode = SessionContext(importer, on_change, on_closed, clock, journal)
+    pair = MemoryPair(
+        core=core,
+        admission=admission,
+        cache=cache,
+        storage=storage,
+        backend=backend,
+        engine=engine,
+        local=local,
+        peer=peer,
+        router=router,
+        changed=changed,
+        journal=journal,
+        slab_dir=slab_dir,
+        prefill=prefill,
+        decode=decode,
+    )
+    engine_loop = EngineLoop(engine, OFFER.granularity, queue, clock)
+    engine_task = asyncio.create_task(engine_loop.run(pair.decode_peers.__getitem__))
+    await pair.connect()
+    try:
+        yield pair
+        await pair.until_idle()
+    finally:
+        if peer.session is not None:
+            pair.cut()
+        await asyncio.gather(*pair.tasks)
+        engine_task.cancel()
+        await asyncio.gather(engine_task, return_exceptions=True)
+        await local_engine.close()
+        await asyncio.to_thread(importer.stop)
+        await asyncio.to_thread(step_loop.stop)
+
+
+def make_engine() -> PatternEngine:
+    """Return an engine on the chunk grid of the session."""
+    return PatternEngine(GEOMETRY, OFFER.granularity.chunk_tokens, OFFER.max_prompt_tokens)

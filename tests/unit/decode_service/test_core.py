@@ -1,0 +1,342 @@
+"""The life of a request: admitted, prefilled, published, decoded, given back."""
+
+import asyncio
+import logging
+import threading
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from common.errors import (
+    Draining,
+    KVSpanError,
+    PeerLost,
+    PeerUnavailable,
+    PrefillFailed,
+    PromptTooLong,
+    QueueFull,
+)
+from common.kv.ranges import Range
+from common.runtime.clock import SystemClock
+from common.session.messages import TransferMode
+from common.telemetry.timeline import Timeline
+from decode_service.core import LossPolicy, RequestCounts
+from decode_service.generation import FinishReason
+from decode_service.request import GenerationRequest, Route
+from tests.support.decoding import make_request
+from tests.support.fakes import PatternEngine
+from tests.support.memory_pair import MemoryPair, memory_pair
+
+pytestmark = pytest.mark.usefixtures("leak_check")
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """Failures are part of these tests."""
+    caplog.set_level(logging.CRITICAL)
+
+
+def counts_of(pair: MemoryPair) -> RequestCounts:
+    """Return the counts without the routes."""
+    return replace(pair.core.counts, prompts_remote=0, prompts_local=0)
+
+
+class Gate:
+    """Holds an engine at its first layer until it is opened."""
+
+    def __init__(self, engine: PatternEngine) -> None:
+        self._entered, self._open = asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def on_layer(chunk: Range, layer: int) -> None:
+            loop.call_soon_threadsafe(self._entered.set)
+            self._open.wait()
+
+        engine.on_layer = on_layer
+
+    async def entered(self) -> None:
+        """Wait until the engine stands at the gate."""
+        await self._entered.wait()
+
+    def open(self) -> None:
+        """Let everything pass from now on."""
+        self._open.set()
+
+
+def start(pair: MemoryPair, request: GenerationRequest) -> asyncio.Task[list[str]]:
+    """Run a request beside the test; gives its texts."""
+
+    async def run() -> list[str]:
+        return [event.text for event in await pair.generate(request)]
+
+    return asyncio.create_task(run())
+
+
+@pytest.mark.parametrize("mode", TransferMode)
+@pytest.mark.parametrize("route", Route)
+async def test_a_request_runs_from_prompt_to_last_token(
+    slab_dir: Path, route: Route, mode: TransferMode
+) -> None:
+    """The same tokens by every route and mode, and everything comes back."""
+    async with memory_pair(slab_dir) as pair:
+        events = await pair.generate(make_request("abcdefg", route=route, mode=mode))
+
+        assert "".join(event.text for event in events) == "hijk"
+        assert events[-1].finish is FinishReason.LENGTH
+        assert counts_of(pair) == RequestCounts(submitted=1, finished=1)
+        counts = pair.core.counts
+        assert (counts.prompts_remote, counts.prompts_local) == ((1, 0) if route is Route.REMOTE else (0, 1))
+
+
+async def test_every_stage_is_marked(slab_dir: Path) -> None:
+    """In order, so that the stages sum to the whole."""
+    async with memory_pair(slab_dir) as pair:
+        timeline = Timeline(SystemClock().now_ns())
+        async for _ in pair.core.generate(make_request(), timeline):
+            pass
+
+        marks = [
+            timeline.arrived_ns,
+            timeline.reserved_ns,
+            timeline.source_started_ns,
+            timeline.source_ended_ns,
+            timeline.published_ns,
+            timeline.first_token_ns,
+            timeline.last_token_ns,
+        ]
+        assert marks == sorted(marks)
+        assert len(timeline.spans) == 4
+
+
+async def test_more_requests_than_places_run_one_after_another(slab_dir: Path) -> None:
+    """Three lanes, two transfers at a time at the peer, and a queue of two."""
+    async with memory_pair(slab_dir) as pair:
+        gate = Gate(pair.engine)
+        tasks = [start(pair, make_request(text)) for text in ("a", "bb", "ccc", "dddd")]
+        await gate.entered()
+        gate.open()
+
+        assert ["".join(texts) for texts in await asyncio.gather(*tasks)] == ["bcde", "cdef", "defg", "efgh"]
+        assert counts_of(pair) == RequestCounts(submitted=4, finished=4)
+
+
+async def test_a_full_queue_refuses(slab_dir: Path) -> None:
+    """Whoever waits keeps its place."""
+    async with memory_pair(slab_dir) as pair:
+        gate = Gate(pair.engine)
+        tasks = [start(pair, make_request()) for _ in range(4)]
+        await gate.entered()
+
+        with pytest.raises(QueueFull):
+            await pair.generate(make_request())
+
+        gate.open()
+        await asyncio.gather(*tasks)
+        assert counts_of(pair) == RequestCounts(submitted=5, finished=4, refused=1)
+
+
+@pytest.mark.parametrize(
+    ("request_", "limit"),
+    [
+        (make_request("a" * 41), 40),
+        (make_request("a" * 30, max_new_tokens=20), 12),
+        (make_request("a" * 41, route=Route.LOCAL), 40),
+    ],
+    ids=["peer", "pages", "local"],
+)
+async def test_what_can_never_fit_is_refused_at_once(
+    slab_dir: Path, request_: GenerationRequest, limit: int
+) -> None:
+    """Before anything is held."""
+    async with memory_pair(slab_dir) as pair:
+        with pytest.raises(PromptTooLong) as refusal:
+            await pair.generate(request_)
+
+        assert refusal.value.limit == limit
+        assert counts_of(pair) == RequestCounts(submitted=1, refused=1)
+        pair.assert_idle()
+
+
+async def test_a_failing_engine_fails_its_request_alone(slab_dir: Path) -> None:
+    """The reason reaches the client, and the neighbour gets its tokens."""
+    async with memory_pair(slab_dir) as pair:
+
+        def on_layer(chunk: Range, layer: int) -> None:
+            pair.engine.on_layer = lambda chunk, layer: None
+            raise RuntimeError("a device was lost")
+
+        pair.engine.on_layer = on_layer
+        broken, whole = start(pair, make_request()), start(pair, make_request())
+
+        with pytest.raises(PrefillFailed, match="a device was lost"):
+            await broken
+        assert "".join(await whole) == "defg"
+        assert counts_of(pair) == RequestCounts(submitted=2, finished=1, failed=1)
+
+
+async def test_a_local_engine_that_leaves_out_a_layer_fails_the_request(slab_dir: Path) -> None:
+    """Nothing is published over missing KV, by whichever route."""
+    async with memory_pair(slab_dir) as pair:
+        pair.local.skipped = {1}
+
+        with pytest.raises(KVSpanError, match="layer 1"):
+            await pair.generate(make_request(route=Route.LOCAL))
+
+        assert counts_of(pair) == RequestCounts(submitted=1, failed=1)
+
+
+async def cancel(task: asyncio.Task[list[str]]) -> None:
+    """Cancel a request and see it end."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("route", Route)
+async def test_a_cancel_while_the_prompt_is_computed_ends_at_once(slab_dir: Path, route: Route) -> None:
+    """The call does not wait for the engine; pages and slot follow when it has ended."""
+    async with memory_pair(slab_dir) as pair:
+        gate = Gate(pair.engine if route is Route.REMOTE else pair.local)
+        task = start(pair, make_request(route=route))
+        await gate.entered()
+
+        await cancel(task)
+
+        assert counts_of(pair) == RequestCounts(submitted=1, cancelled=1)
+        assert pair.admission.statistics().num_draining == 1
+        gate.open()
+        await pair.until_idle()
+
+
+async def test_a_cancel_in_the_queue_takes_nothing(slab_dir: Path) -> None:
+    """Neither a lane nor a place stays behind."""
+    async with memory_pair(slab_dir) as pair:
+        gate = Gate(pair.engine)
+        running = [start(pair, make_request()) for _ in range(2)]
+        waiting = start(pair, make_request())
+        await gate.entered()
+
+        await cancel(waiting)
+
+        assert pair.admission.statistics().num_queued == 0
+        gate.open()
+        await asyncio.gather(*running)
+        assert counts_of(pair) == RequestCounts(submitted=3, finished=2, cancelled=1)
+
+
+@pytest.mark.parametrize("is_before_the_grant", [True, False])
+async def test_a_cancel_in_the_turn_of_the_grant_gives_everything_back(
+    slab_dir: Path, is_before_the_grant: bool
+) -> None:
+    """The grant comes to a call that is about to end: pages, lane and slot go to the next."""
+    async with memory_pair(slab_dir) as pair:
+        gate, loop = Gate(pair.engine), asyncio.get_running_loop()
+        running = [start(pair, make_request()) for _ in range(2)]
+        gone, waiting = start(pair, make_request()), start(pair, make_request())
+        await gate.entered()
+        assert pair.admission.statistics().num_queued == 2
+
+        pair.journal.on_reserved = (
+            gone.cancel if is_before_the_grant else partial(loop.call_soon, gone.cancel)
+        )
+        gate.open()
+
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        assert "".join(await waiting) == "defg"
+        await asyncio.gather(*running)
+        assert counts_of(pair) == RequestCounts(submitted=4, finished=3, cancelled=1)
+        assert pair.core.counts.prompts_remote == 3
+
+
+async def test_a_client_that_leaves_while_tokens_come_frees_its_lane(slab_dir: Path) -> None:
+    """The step loop lets go between two steps."""
+    async with memory_pair(slab_dir) as pair:
+        tokens = pair.begin(make_request(max_new_tokens=30))
+        await anext(tokens)
+
+        await tokens.aclose()
+
+        assert counts_of(pair) == RequestCounts(submitted=1, cancelled=1)
+        await pair.until_idle()
+        assert len(pair.backend.batches) < 30
+
+
+async def test_a_request_that_cannot_be_sampled_leaves_nothing(slab_dir: Path) -> None:
+    """Also an error of ours between grant and publication gives everything back."""
+    async with memory_pair(slab_dir) as pair:
+        with pytest.raises(ValueError, match="stop string"):
+            await pair.generate(make_request(stop=("",)))
+
+        assert counts_of(pair) == RequestCounts(submitted=1, failed=1)
+        await pair.until_idle()
+
+
+async def test_a_lost_peer_fails_what_it_computes_and_what_waits_for_it(slab_dir: Path) -> None:
+    """By default the client is told to try again; a new session serves the next request."""
+    async with memory_pair(slab_dir) as pair:
+        gate = Gate(pair.engine)
+        tasks = [start(pair, make_request()) for _ in range(3)]
+        await gate.entered()
+
+        pair.cut()
+
+        for task in tasks:
+            with pytest.raises(PeerLost):
+                await task
+        with pytest.raises(PeerUnavailable):
+            await pair.generate(make_request())
+        gate.open()
+        await pair.connect()
+        assert len(await pair.generate(make_request())) == 4
+        assert counts_of(pair) == RequestCounts(submitted=5, finished=1, failed=2, refused=2)
+
+
+async def test_a_lost_peer_does_not_touch_what_is_decoding(slab_dir: Path) -> None:
+    """Published pages are the sequence's (H6)."""
+    async with memory_pair(slab_dir) as pair:
+        tokens = pair.begin(make_request(max_new_tokens=6))
+        events = await anext(tokens)
+
+        pair.cut()
+
+        async for more in tokens:
+            events += more
+        assert "".join(event.text for event in events) == "defghi"
+
+
+@pytest.mark.parametrize("policy", [LossPolicy.LOCAL, LossPolicy.RETRY])
+async def test_a_lost_request_runs_again_when_the_policy_says_so(slab_dir: Path, policy: LossPolicy) -> None:
+    """With the same tokens, and no token twice."""
+    async with memory_pair(slab_dir, policy) as pair:
+        gate = Gate(pair.engine)
+        task = start(pair, make_request())
+        await gate.entered()
+
+        pair.cut()
+        gate.open()
+        if policy is LossPolicy.RETRY:
+            await pair.connect()
+
+        assert "".join(await task) == "defg"
+        assert counts_of(pair) == RequestCounts(submitted=1, finished=1, retried=1)
+
+
+async def test_a_draining_service_refuses_new_requests_and_ends_the_old(slab_dir: Path) -> None:
+    """Idle comes when the last one has ended."""
+    async with memory_pair(slab_dir) as pair:
+        gate = Gate(pair.engine)
+        task = start(pair, make_request())
+        await gate.entered()
+        pair.core.drain()
+
+        with pytest.raises(Draining):
+            await pair.generate(make_request())
+
+        assert not await pair.core.wait_idle(0)
+        gate.open()
+        assert await pair.core.wait_idle(60)
+        assert "".join(await task) == "defg"
+        assert counts_of(pair) == RequestCounts(submitted=2, finished=1, refused=1)
