@@ -35,6 +35,14 @@ def test_each_service_is_told_what_concerns_it() -> None:
     }  # fmt: skip
 
 
+def test_each_service_writes_its_own_journal() -> None:
+    """Two writers would break the chain of one file."""
+    plan = make_plan(parse("--model=tiny:llama", "--journal=/tmp/run.jsonl"), PREFILL)
+
+    assert "--journal=/tmp/run.decode.jsonl" in plan.decode_command
+    assert "--journal=/tmp/run.prefill.jsonl" in plan.prefill_command
+
+
 def test_child_is_killed_only_after_its_grace() -> None:
     """A service that drains within its grace is never cut."""
     assert make_plan(parse("--model=tiny:llama", "--grace-s=33"), PREFILL).kill_after_s > 33

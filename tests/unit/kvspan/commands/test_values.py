@@ -58,6 +58,17 @@ def test_address_is_kept_as_it_was_given(address: str) -> None:
     assert values.listen_address(address) == address
 
 
+def test_file_to_write_lies_in_a_directory_that_exists(tmp_path: Path) -> None:
+    """A typing error in a path is found before a model is loaded; the file itself may be there or not."""
+    (tmp_path / "old").touch()
+
+    assert values.new_file(f"{tmp_path}/old") == f"{tmp_path}/old"
+    assert values.new_file(f"{tmp_path}/new") == f"{tmp_path}/new"
+    for wrong in (f"{tmp_path}/nowhere/new", str(tmp_path)):
+        with pytest.raises(ValueError, match="director"):
+            values.new_file(wrong)
+
+
 def test_target_may_lie_in_a_directory_that_comes_later(tmp_path: Path) -> None:
     """Whoever is reached may start after whoever reaches."""
     assert values.target_address(f"unix:{tmp_path}/later/s") == f"unix:{tmp_path}/later/s"
