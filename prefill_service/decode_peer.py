@@ -35,6 +35,7 @@ from common.session.prefill_side import PrefillSession, PrefillSessionStatistics
 from common.slab.header import HEADER_BYTES
 from common.slab.segment import SlabSegment
 from common.telemetry.logging import log_fields
+from prefill_service.credit import CreditStatistics
 from prefill_service.job import Job, JobResult
 from prefill_service.journaling import PrefillJournal
 from prefill_service.queue import JobQueue
@@ -85,9 +86,16 @@ class DecodePeer:
         """Return the counts of the session now."""
         return self._session.statistics()
 
+    def credit_statistics(self) -> tuple[CreditStatistics, ...]:
+        """Return how the windows of the jobs that have one are used now."""
+        return tuple(job.window.statistics() for job in self._jobs.values() if job.window)
+
     def check_integrity(self) -> None:
-        """Raise `InvariantViolation` when the session contradicts itself."""
+        """Raise `InvariantViolation` when the session or a window contradicts itself."""
         self._session.check_integrity()
+        for job in self._jobs.values():
+            if job.window is not None:
+                job.window.check_integrity()
 
     # ---------------------------------------------------------------------- stream
 
