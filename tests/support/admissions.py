@@ -91,6 +91,7 @@ class Desk:
         slot_bytes: int | None = 64,
         slots: Slots | None = None,
         drops_at_once: bool = False,
+        is_first: bool = False,
     ) -> Request:
         """Offer a request; raises what `Admission.offer` raises."""
         source = None if slot_bytes is None else slots or self.slots
@@ -107,7 +108,7 @@ class Desk:
         wanted: SlotSource | None = source
         ticket = Ticket(prompt_len, max_new_tokens, wanted, slot_bytes or 0, granted, failed)
         request = Request(ticket, source)
-        self.admission.offer(ticket)
+        self.admission.offer(ticket, is_first=is_first)
         return request
 
     def assert_idle(self) -> None:

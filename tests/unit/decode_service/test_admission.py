@@ -222,6 +222,31 @@ def test_any_number_of_grants_may_be_dropped_at_once() -> None:
     desk.assert_idle()
 
 
+def test_a_request_that_lost_its_grant_waits_ahead_of_all_others() -> None:
+    """It was first before; a full queue is no reason to refuse it."""
+    desk = make_desk(num_lanes=1, queue_limit=1)
+    running, waiting = desk.offer(), desk.offer()
+
+    again = desk.offer(is_first=True)
+
+    assert desk.admission.statistics().num_queued == 2
+    running.leave()
+    assert desk.granted == [running, again]
+    again.leave()
+    assert waiting.is_granted
+
+
+def test_a_request_that_lost_its_grant_is_granted_when_it_fits() -> None:
+    """Also when larger ones wait."""
+    desk = make_desk(num_pages=(20, 10))
+    running = desk.offer(prompt_len=9)
+    desk.offer(prompt_len=37)
+
+    again = desk.offer(prompt_len=1, is_first=True)
+
+    assert desk.granted == [running, again]
+
+
 def test_statistics_tell_the_states_apart() -> None:
     """Transferring, decoding, and given up while somebody may still write."""
     desk = make_desk(num_lanes=3)
