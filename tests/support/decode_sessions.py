@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -185,3 +185,37 @@ def make_session_desk(slab_dir: Path) -> Iterator[SessionDesk]:
 def leave(transfer: Transfer) -> None:
     """The client lets go of the pages."""
     transfer.reservation.drop(Holder.CLIENT)
+
+
+async def requested(desk: SessionDesk) -> Transfer:
+    """A transfer that was sent."""
+    return await desk.begin()
+
+
+async def streaming(desk: SessionDesk) -> Transfer:
+    """A transfer with two copies under way."""
+    transfer = await desk.begin()
+    desk.accept(transfer)
+    desk.tell(transfer, transfer.spans[:2])
+    return transfer
+
+
+async def ending(desk: SessionDesk) -> Transfer:
+    """A transfer whose producer is done and whose last copy is under way."""
+    transfer = await desk.begin()
+    desk.accept(transfer)
+    desk.tell(transfer)
+    desk.importer.finish(5)
+    desk.end(transfer)
+    return transfer
+
+
+async def complete(desk: SessionDesk) -> Transfer:
+    """A transfer that waits for its publication."""
+    transfer = await ending(desk)
+    desk.importer.finish()
+    return transfer
+
+
+Making = Callable[[SessionDesk], Awaitable[Transfer]]
+STATES: tuple[Making, ...] = (requested, streaming, ending, complete)

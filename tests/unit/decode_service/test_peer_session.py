@@ -1,8 +1,7 @@
 """One session of the decode service: what it says, holds, gives back and abandons."""
 
-import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from common.errors import (
     ChecksumMismatch,
     EngineFailed,
     InvariantViolation,
-    KVSpanError,
     LocalProtocolError,
     PeerLost,
     PrefillFailed,
@@ -23,15 +21,16 @@ from common.errors import (
 from common.session import messages
 from common.session.messages import CancelPrefill, Hello, ReleaseSpan
 from common.telemetry.timeline import Timeline
-from decode_service.peer_session import DRAIN_LIMIT_S
 from decode_service.reservation import Holder
 from tests.support.decode_sessions import (
     REQUEST,
     SLAB_BYTES,
+    STATES,
+    Making,
     SessionDesk,
-    Transfer,
-    leave,
+    complete,
     make_session_desk,
+    streaming,
 )
 from tests.support.sessions import TIMINGS, make_logits, make_welcome
 
@@ -54,40 +53,6 @@ async def desk(slab_dir: Path) -> AsyncIterator[SessionDesk]:
         assert desk.session.is_unmapped
         assert desk.num_slots == 0
         assert len(desk.closed) == 1
-
-
-async def requested(desk: SessionDesk) -> Transfer:
-    """A transfer that was sent."""
-    return await desk.begin()
-
-
-async def streaming(desk: SessionDesk) -> Transfer:
-    """A transfer with two copies under way."""
-    transfer = await desk.begin()
-    desk.accept(transfer)
-    desk.tell(transfer, transfer.spans[:2])
-    return transfer
-
-
-async def ending(desk: SessionDesk) -> Transfer:
-    """A transfer whose producer is done and whose last copy is under way."""
-    transfer = await desk.begin()
-    desk.accept(transfer)
-    desk.tell(transfer)
-    desk.importer.finish(5)
-    desk.end(transfer)
-    return transfer
-
-
-async def complete(desk: SessionDesk) -> Transfer:
-    """A transfer that waits for its publication."""
-    transfer = await ending(desk)
-    desk.importer.finish()
-    return transfer
-
-
-Making = Callable[[SessionDesk], Awaitable[Transfer]]
-STATES: tuple[Making, ...] = (requested, streaming, ending, complete)
 
 
 async def test_a_welcome_opens_the_session_and_unlinks_the_slab(slab_dir: Path) -> None:
@@ -202,125 +167,6 @@ async def test_a_transfer_given_up_proves_nothing(desk: SessionDesk, making: Mak
         transfer.prefill.prove_complete()
 
 
-async def test_a_cancel_before_any_answer_waits_for_the_producer(desk: SessionDesk) -> None:
-    """The engine may be about to write."""
-    transfer = await requested(desk)
-
-    transfer.prefill.abort(CAUSE)
-    leave(transfer)
-    assert await desk.said() == [CancelPrefill(transfer.start.transfer_id, 1, CAUSE.code)]
-    assert (transfer.is_free, desk.num_slots) == (False, 1)
-    desk.cancelled(transfer)
-
-    assert (transfer.is_free, desk.num_slots) == (True, 0)
-
-
-@pytest.mark.parametrize("producer_first", [True, False])
-async def test_a_cancel_while_streaming_waits_for_producer_and_copies(
-    desk: SessionDesk, producer_first: bool
-) -> None:
-    """Both must have ended, in whichever order."""
-    transfer = await streaming(desk)
-    transfer.prefill.abort(CAUSE)
-    leave(transfer)
-    ends: list[Callable[[], None]] = [lambda: desk.cancelled(transfer), desk.importer.finish]
-
-    first, second = ends if producer_first else reversed(ends)
-    first()
-    assert (transfer.is_free, desk.num_slots) == (False, 1)
-    second()
-
-    assert (transfer.is_free, desk.num_slots) == (True, 0)
-
-
-async def test_a_cancel_after_done_waits_for_the_copy(desk: SessionDesk) -> None:
-    """The producer has said its last word; nothing is asked of it."""
-    transfer = await ending(desk)
-
-    transfer.prefill.abort(CAUSE)
-    leave(transfer)
-    assert (transfer.is_free, desk.num_slots) == (False, 1)
-    desk.importer.finish()
-
-    assert (transfer.is_free, desk.num_slots) == (True, 0)
-
-
-async def test_a_cancel_before_publication_frees_at_once(desk: SessionDesk) -> None:
-    """Nothing moves any more."""
-    transfer = await complete(desk)
-
-    transfer.prefill.abort(CAUSE)
-    leave(transfer)
-
-    assert (transfer.is_free, desk.num_slots) == (True, 0)
-
-
-@pytest.mark.parametrize("making", STATES)
-async def test_giving_up_twice_is_giving_up_once(desk: SessionDesk, making: Making) -> None:
-    """The first outcome stands, and nothing is freed twice."""
-    transfer = await making(desk)
-    transfer.prefill.abort(CAUSE)
-    transfer.prefill.abort(LOST)
-    desk.importer.finish()
-    desk.cancelled(transfer)
-    transfer.prefill.abort(LOST)
-    leave(transfer)
-
-    assert (transfer.is_free, desk.num_slots) == (True, 0)
-
-
-@pytest.mark.parametrize("making", STATES)
-async def test_a_lost_producer_fails_what_was_not_published(desk: SessionDesk, making: Making) -> None:
-    """Pages come back with the last copy, and the slab is unmapped not earlier and not later."""
-    transfer = await making(desk)
-    leave(transfer)
-    is_copying = bool(desk.importer.jobs)
-
-    desk.session.close(LOST)
-
-    assert (transfer.is_free, desk.session.is_unmapped) == (not is_copying, not is_copying)
-    assert desk.num_mappings == int(is_copying)
-    desk.importer.finish()
-    assert (transfer.is_free, desk.session.is_unmapped, desk.num_mappings) == (True, True, 0)
-    assert desk.closed == [LOST]
-
-
-@pytest.mark.parametrize("making", STATES[:3])
-async def test_the_call_that_waits_hears_of_the_loss(desk: SessionDesk, making: Making) -> None:
-    """No wait without an end."""
-    transfer = await making(desk)
-    waiting = asyncio.create_task(transfer.prefill.wait())
-
-    desk.session.close(LOST)
-
-    with pytest.raises(PeerLost):
-        await waiting
-
-
-async def test_a_loss_between_completion_and_publication_is_the_peer_s_loss(desk: SessionDesk) -> None:
-    """It fails the request and not the service: the pages were drained and never published."""
-    transfer = await complete(desk)
-    await transfer.prefill.wait()
-
-    desk.session.close(LOST)
-
-    with pytest.raises(PeerLost):
-        transfer.prefill.prove_complete()
-
-
-async def test_a_published_transfer_outlives_its_session(desk: SessionDesk) -> None:
-    """Its pages are the sequence's; only slab bytes were the session's."""
-    transfer = await complete(desk)
-    transfer.prefill.prove_complete()
-    transfer.prefill.settle()
-
-    desk.session.close(LOST)
-
-    assert not transfer.is_free
-    leave(transfer)
-    assert transfer.is_free
-
-
 async def test_a_copy_that_fails_fails_its_transfer(desk: SessionDesk) -> None:
     """The producer is told to stop, and waited for."""
     transfer, error = await streaming(desk), ChecksumMismatch(0, "aa", "bb")
@@ -367,22 +213,6 @@ async def test_one_transfer_fails_alone(desk: SessionDesk) -> None:
     desk.cancelled(broken)
 
 
-async def test_a_call_that_stopped_waiting_changes_nothing(desk: SessionDesk) -> None:
-    """The outcome comes to nobody, and is no error of its own."""
-    transfer = await streaming(desk)
-    waiting = asyncio.create_task(transfer.prefill.wait())
-    await asyncio.sleep(0)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-
-    desk.importer.fail(ChecksumMismatch(0, "aa", "bb"))
-    desk.importer.finish()
-    desk.cancelled(transfer)
-
-    assert desk.num_slots == 0
-
-
 async def test_slots_are_leased_while_the_session_is_open(desk: SessionDesk) -> None:
     """Up to the size of the slab, and never from one that is abandoned."""
     assert desk.session.slab_capacity == SLAB_BYTES - 4096
@@ -416,51 +246,3 @@ async def test_a_start_in_a_closed_session_gives_the_slot_back(desk: SessionDesk
 
     assert desk.num_slots == 0
     assert reservation.holders == {Holder.CLIENT}
-
-
-@pytest.mark.parametrize("making", [requested, streaming])
-async def test_a_transfer_that_never_drains_ends_the_session(desk: SessionDesk, making: Making) -> None:
-    """The limit counts from the failure and is not moved by asking or by another cancel."""
-    transfer = await making(desk)
-    desk.clock.advance_s(100 * DRAIN_LIMIT_S)
-    desk.session.check_drained()
-    transfer.prefill.abort(CAUSE)
-
-    for _ in range(10):
-        desk.clock.advance_s(DRAIN_LIMIT_S / 10)
-        transfer.prefill.abort(CAUSE)
-        desk.session.check_drained()
-    desk.clock.advance_ns(1)
-
-    with pytest.raises(PeerLost, match="did not drain"):
-        desk.session.check_drained()
-
-
-async def test_a_transfer_that_drained_is_no_reason_to_end_the_session(desk: SessionDesk) -> None:
-    """However long ago it failed."""
-    transfer = await requested(desk)
-    transfer.prefill.abort(CAUSE)
-    desk.cancelled(transfer)
-    desk.clock.advance_s(100 * DRAIN_LIMIT_S)
-
-    desk.session.check_drained()
-
-
-async def test_a_session_without_transfers_is_unmapped_when_closed(desk: SessionDesk) -> None:
-    """And its writer ends."""
-    desk.session.close(LOST)
-
-    assert desk.session.is_unmapped
-    assert await desk.said() == [None]
-
-
-async def test_messages_after_the_end_are_counted(desk: SessionDesk) -> None:
-    """What was on its way does no harm."""
-    transfer = await streaming(desk)
-    desk.session.close(LOST)
-
-    desk.cancelled(transfer)
-
-    assert desk.session.statistics().unknown_messages == 1
-    errors: list[KVSpanError] = desk.closed
-    assert errors == [LOST]
