@@ -16,7 +16,7 @@ its sum: another order shows in almost every element, even in bfloat16, where re
 Ownership: a packed layer frees its weight. A weight that another module holds too (tied embeddings) stays
 with that module. Fingerprints have to be taken before.
 
-Not here: attention (`attention.py`), how activations are made independent (`activations.py`).
+Not here: attention (`attention.py`), activations (`activations.py`), which linears run as one (`fused.py`).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from torch.nn import functional
 
 from common.errors import EngineFailed
 from common.model.activations import stabilise_activations
+from common.model.fused import FusedPart, families
 
 Product = Callable[[Tensor], Tensor]
 """Rows [N, in] to rows [N, out]."""
@@ -82,7 +83,8 @@ class LinearReport:
     """The kernels a model's linear layers run with."""
 
     kernels: tuple[tuple[LinearShape, LinearKernel], ...]
-    num_linears: int
+    num_products: int
+    """Products of one forward: linears of the same input run as one."""
 
     @property
     def numerics(self) -> str:
@@ -140,20 +142,27 @@ def stabilise(model: nn.Module, max_rows: int) -> LinearReport:
     `max_rows` is the largest decode batch, and the same on both services. Raises EngineFailed when some
     shape has no such kernel; the model may then be half replaced and must not be used.
     """
+    if any(isinstance(module, StableLinear | FusedPart) for module in model.modules()):
+        raise EngineFailed("the linears of this model are stabilised already")
     head = _output_head(model)
     kernels: dict[LinearShape, LinearKernel] = {}
-    num_linears = 0
-    for parent, name, linear in list(_linears(model)):
-        if isinstance(linear, StableLinear):
-            raise EngineFailed("the linears of this model are stabilised already")
+
+    def stable(linear: nn.Linear) -> StableLinear:
         shape = _shape(linear, linear is head)
         if shape not in kernels:
             kernels[shape] = choose_kernel(shape, linear.weight.dtype, linear.weight.device, max_rows)
         product = make_product(kernels[shape].is_packed, linear.weight.detach(), _bias(linear))
-        setattr(parent, name, StableLinear(shape, kernels[shape], product))
-        num_linears += 1
+        return StableLinear(shape, kernels[shape], product)
+
+    num_products = 0
+    for family in families(model):
+        family.replace_by(stable(family.merged()))
+        num_products += 1
+    for parent, name, linear in list(_linears(model)):
+        setattr(parent, name, stable(linear))
+        num_products += 1
     stabilise_activations(model)
-    return LinearReport(tuple(kernels.items()), num_linears)
+    return LinearReport(tuple(kernels.items()), num_products)
 
 
 def choose_kernel(
@@ -246,10 +255,10 @@ def _cancelling_probe(
     return weight[:, places].to(device, dtype), bias, rows[:, places].to(device, dtype)
 
 
-def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
+def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     for parent in model.modules():
         for name, child in parent.named_children():
-            if isinstance(child, nn.Linear | StableLinear):
+            if isinstance(child, nn.Linear):
                 yield parent, name, child
 
 
@@ -276,6 +285,4 @@ def _bias(linear: nn.Linear) -> Tensor | None:
 def _pad(flat: Tensor, num_rows: int) -> Tensor:
     if len(flat) == num_rows:
         return flat
-    padded = flat.new_zeros((num_rows, flat.shape[1]))
-    padded[: len(flat)] = flat
-    return padded
+    return torch.cat([flat, flat[:1].expand(num_rows - len(flat), -1)])
