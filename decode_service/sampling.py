@@ -105,7 +105,7 @@ def _is_number(value: float) -> bool:
     return math.isfinite(value)
 
 
-def logits_from_array(logits_V: NDArray[np.float32]) -> Tensor:  # noqa: N803 - shape suffix
+def logits_from_array(logits_V: NDArray[np.float32]) -> Tensor:
     """Return a copy of handed-over logits as the float32 tensor that `Sampler.sample` takes."""
     return torch.from_numpy(np.array(logits_V, dtype=np.float32))
 
