@@ -25,7 +25,7 @@ from tests.support.pair import Pair, make_configs, running_pair, wait_until
         ({"cache_tokens": 256}, 257, 1, "258 of context tokens, the limit is 256"),
         ({"cache_tokens": 256}, 200, 57, "257 of context tokens, the limit is 256"),
         ({"max_prompt_tokens": 100}, 101, 1, "101 of prompt tokens, the limit is 100"),
-        ({"slab_bytes": 64 << 10}, 200, 1, "of slab bytes, the limit is 61440"),
+        ({"slab_bytes": 16 << 10}, 200, 1, "request needs 16384 of slab bytes, the limit is 12288"),
         ({}, 2040, 9, "2049 of context tokens, the limit is 2048"),
     ],
     ids=["c3-pool+1", "c3-growth", "c9-prefill-limit", "c3-slab", "c9-below-the-model"],

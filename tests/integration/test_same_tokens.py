@@ -134,27 +134,29 @@ async def test_rule10_ways_may_mix_in_one_batch(pair: Pair) -> None:
     assert [answer.token_ids for answer in mixed] == [answer.token_ids for answer in alone]
 
 
-@pytest.mark.parametrize("way", WAYS)
 async def test_rule10_pages_hold_the_bits_that_the_engine_produced(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, way: str
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rule 10: at publication the pages hold, bit for bit, what the engine computes for the same prompt."""
     published: dict[int, dict[Place, bytes]] = {}
     monkeypatch.setattr(core, "publish", recording_publish(pair, published))
     prompts = [prompt_of(length, seed=2) for length in (1, 17, 64, 129, 200)]
+    expected = {len(prompt): produced(pair, prompt) for prompt in prompts}
 
-    await pair.ask_all(prompts, 1, **WAYS[way])
-
-    for prompt in prompts:
-        assert published[len(prompt)] == produced(pair, prompt), f"{len(prompt)} tokens"
+    for way, options in WAYS.items():
+        published.clear()
+        await pair.ask_all(prompts, 1, **options)
+        assert published.keys() == expected.keys()
+        for length, rows in published.items():
+            assert rows == expected[length], f"{way}, {length} tokens"
 
 
 def recording_publish(pair: Pair, published: dict[int, dict[Place, bytes]]) -> Callable[..., Any]:
     """Return `publish` that also copies every required row out of the pages, by prompt length."""
     geometry, storage = pair.loaded.decode.identity.geometry, pair.loaded.decode.storage
 
-    def recording(reservation: Any, prefill: Any, generation: Any, prompt_len: int) -> Any:
-        sequence = publish(reservation, prefill, generation, prompt_len)
+    def recording(reservation: Any, prefill: Any, generation: Any, prompt_len: int, *others: Any) -> Any:
+        sequence = publish(reservation, prefill, generation, prompt_len, *others)
         rows: dict[Place, bytes] = {}
         for group, table in zip(geometry.groups, reservation.pages.tables, strict=True):
             for group_layer, layer_index in enumerate(group.layer_indices):
