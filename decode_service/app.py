@@ -333,12 +333,12 @@ class DecodeService:
 
     @property
     def _routes(self) -> tuple[Route, ...]:
-        """Routes that can be asked for; the first is what `auto` means."""
-        return (Route.REMOTE, Route.LOCAL) if self._config.prefill else (Route.LOCAL,)
+        """Routes that can be asked for."""
+        return (Route.AUTO, Route.REMOTE, Route.LOCAL) if self._config.prefill else (Route.AUTO, Route.LOCAL)
 
     @property
     def _default_route(self) -> Route:
-        return self._routes[0] if self._config.route == "auto" else Route(self._config.route)
+        return Route(self._config.route)
 
     @property
     def _max_context(self) -> int:

@@ -161,6 +161,7 @@ class DecodeCore:
                 async for events in lists:
                     yield events
             outcome = "finished"
+            self._owners.router.observe(request, timeline)
         except (asyncio.CancelledError, GeneratorExit):
             outcome = "failed" if self._is_late(request, timeline) else "cancelled"
             raise
@@ -174,6 +175,7 @@ class DecodeCore:
         """Publish one request and decode it."""
         if self._is_draining:
             raise Draining("the decode service is shutting down")
+        request = self._owners.router.resolve(request)
         sequence, reservation = await self._publish_somewhere(request, timeline)
         try:
             self._owners.step_loop.start(sequence)
@@ -223,6 +225,7 @@ class DecodeCore:
         self, request: GenerationRequest, timeline: Timeline, *, is_retry: bool
     ) -> tuple[Sequence, Reservation]:
         """Admit, prefill and publish once."""
+        timeline.is_local = request.route is Route.LOCAL
         session = self._owners.router.session_for(request)
         grant = await self._admit(request, session, is_retry=is_retry)
         timeline.reserved_ns = self._owners.clock.now_ns()

@@ -94,12 +94,18 @@ class LocalEngine:
         self._storage = storage
         self._clock = clock
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-prefill")
-        self._live: set[LocalPrefill] = set()
+        self._live: dict[LocalPrefill, int] = {}
+        # Invariant: prompts that the engine has not ended, and their tokens.
 
     @property
     def max_prompt_tokens(self) -> int:
         """Longest prompt."""
         return self._prefill.max_prompt_tokens
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Prompt tokens queued or running."""
+        return sum(self._live.values())
 
     def begin(self, request: GenerationRequest, reservation: Reservation, timeline: Timeline) -> LocalPrefill:
         """Queue a prompt for the engine; its pages stay held until the engine has ended."""
@@ -111,11 +117,11 @@ class LocalEngine:
         local = LocalPrefill(writer, timeline, outcome)
         reservation.hold(Holder.ENGINE)
         self._journal.local_started(reservation, required)
-        self._live.add(local)
+        self._live[local] = request.prompt_len
         work = loop.run_in_executor(self._thread, self._compute, request, writer, local.stop)
 
         def ended(finished: asyncio.Future[_Computed]) -> None:
-            self._live.discard(local)
+            self._live.pop(local, None)
             self._journal.local_ended(reservation, _outcome_of(finished), len(writer.missing()))
             reservation.drop(Holder.ENGINE)
             _transfer(finished, outcome)

@@ -112,6 +112,7 @@ class _Held:
     """What a transfer holds until it has drained."""
 
     slot: Slot
+    prompt_len: int
     reservation: Reservation
     timeline: Timeline
     outcome: asyncio.Future[None]
@@ -162,6 +163,11 @@ class PeerSession:
     def slab_capacity(self) -> int:
         """Bytes of the largest slot that can ever be leased."""
         return self._allocator.capacity_bytes
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Prompt tokens of the transfers that are not drained."""
+        return sum(held.prompt_len for held in self._held.values())
 
     def statistics(self) -> DecodeSessionStatistics:
         """Return the counts of the session."""
@@ -247,7 +253,9 @@ class PeerSession:
         except KVSpanError:
             self.give_back(slot)
             raise
-        held = _Held(slot, reservation, timeline, asyncio.get_running_loop().create_future())
+        held = _Held(
+            slot, request.prompt_len, reservation, timeline, asyncio.get_running_loop().create_future()
+        )
         held.outcome.add_done_callback(_retrieve)
         reservation.hold(Holder.PRODUCER)
         self._held[start.transfer_id] = held

@@ -18,6 +18,9 @@ class Route(enum.Enum):
     LOCAL = "local"
     """In this process, with the same engine code."""
 
+    AUTO = "auto"
+    """Where it is cheaper, as measured; decided when the request is admitted."""
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:

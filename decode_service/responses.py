@@ -20,7 +20,7 @@ FINISH_REASONS = {
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
 }
 
-ROUTES = {Route.REMOTE: pb.ROUTE_REMOTE, Route.LOCAL: pb.ROUTE_LOCAL}
+ROUTES = {Route.REMOTE: pb.ROUTE_REMOTE, Route.LOCAL: pb.ROUTE_LOCAL, Route.AUTO: pb.ROUTE_AUTO}
 
 
 def token_response(events: Sequence[TokenEvent], *, with_logprobs: bool) -> pb.GenerateResponse:
@@ -49,7 +49,6 @@ def last_response(
 
 def _timings(request: GenerationRequest, timeline: Timeline) -> pb.Timings:
     stages = timeline.stages()
-    is_remote = request.route is Route.REMOTE
     return pb.Timings(
         queued=_duration(stages.queued),
         waiting=_duration(stages.waiting),
@@ -62,8 +61,8 @@ def _timings(request: GenerationRequest, timeline: Timeline) -> pb.Timings:
         num_spans=len(timeline.spans),
         num_spans_overlapped=timeline.num_spans_overlapped,
         num_bytes=sum(record.num_bytes for record in timeline.spans),
-        route=ROUTES[request.route],
-        transfer=_mode(request.mode) if is_remote else geometry_pb2.TRANSFER_MODE_UNSPECIFIED,
+        route=ROUTES[Route.LOCAL if timeline.is_local else Route.REMOTE],
+        transfer=geometry_pb2.TRANSFER_MODE_UNSPECIFIED if timeline.is_local else _mode(request.mode),
     )
 
 

@@ -1,15 +1,18 @@
 """Where a prompt is computed: which session, how much of its slab, and the start of the work.
 
-Theory of operation: a remote prompt goes to the open session with the fewest live transfers. What a place
-can never hold is refused here, with the numbers, before anything is held.
+Theory of operation: route `auto` becomes the cheaper one as measured (`costs.py`), and the estimates are
+logged. A remote prompt goes to the open session with the fewest live transfers. What a place can never hold
+is refused here, with the numbers, before anything is held.
 
-Ownership: one per service, event loop only; holds nothing.
+Ownership: one per service, event loop only; owns the cost model.
 Not here: when a request may start (`admission.py`), what happens when a peer is lost (`core.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from dataclasses import replace
 from typing import Protocol
 
 from common.errors import KVSpanError, PeerUnavailable, PromptTooLong
@@ -18,14 +21,18 @@ from common.kv.plan import plan_spans
 from common.kv.window import slot_bytes
 from common.session.messages import TransferMode
 from common.slab.allocator import SLOT_ALIGNMENT
+from common.telemetry.logging import log_fields
 from common.telemetry.timeline import Timeline
 from decode_service.admission import Grant
+from decode_service.costs import CostModel
 from decode_service.local_prefill import LocalEngine
 from decode_service.peer_session import PeerSession
 from decode_service.prefill_client import PrefillPeer
 from decode_service.publication import FinishedPrefill
 from decode_service.request import GenerationRequest, Route
 from decode_service.reservation import Holder
+
+logger = logging.getLogger(__name__)
 
 
 class RunningPrefill(FinishedPrefill, Protocol):
@@ -45,6 +52,7 @@ class Router:
         self._geometry = geometry
         self._local = local
         self._peers = peers
+        self._costs = CostModel()
         self._changed = asyncio.Event()
 
     @property
@@ -65,6 +73,29 @@ class Router:
                     await self._changed.wait()
         except TimeoutError:
             return
+
+    def resolve(self, request: GenerationRequest) -> GenerationRequest:
+        """Return the request with `auto` replaced by the route it stands for now."""
+        if request.route is not Route.AUTO:
+            return request
+        if not self._peers:
+            return replace(request, route=Route.LOCAL)
+        backlogs = [peer.session.backlog_tokens for peer in self._peers if peer.session is not None]
+        remote_backlog = min(backlogs, default=0)
+        choice = self._costs.choose(request.prompt_len, remote_backlog, self._local.backlog_tokens)
+        fields = log_fields(
+            request_id=request.request_id,
+            route=choice.route.value,
+            remote_s=choice.remote_s,
+            local_s=choice.local_s,
+        )
+        logger.info("route.chosen", extra=fields)
+        return replace(request, route=choice.route)
+
+    def observe(self, request: GenerationRequest, timeline: Timeline) -> None:
+        """Learn from a finished request."""
+        route = Route.LOCAL if timeline.is_local else Route.REMOTE
+        self._costs.observe(route, request.prompt_len, timeline.stages())
 
     def session_for(self, request: GenerationRequest) -> PeerSession | None:
         """Return the session that will compute the prompt; None for this process.

@@ -23,7 +23,7 @@ from queue import Empty, SimpleQueue
 
 from common.errors import Cancelled, EngineFailed, InvariantViolation, KVSpanError
 from common.telemetry.logging import log_fields
-from decode_service.backends.base import DecodeBackend
+from decode_service.backends.base import DecodeBackend, LaneStep
 from decode_service.generation import TokenEvent
 from decode_service.sequence import Sequence
 
@@ -115,19 +115,38 @@ class StepLoop:
         return [(sequence, Cancelled("by the client"), True) for sequence in dropped]
 
     def _step(self) -> list[Event]:
-        lanes = self._active
+        lanes, steps, events = self._prepare()
+        if not lanes:
+            return events
         try:
-            logits_LV = self._backend.step([lane.lane_step() for lane in lanes])
+            logits_LV = self._backend.step(steps)
         except Exception as error:
             logger.exception("step.failed", extra=log_fields(lanes=len(lanes)))
             self._report(error)
             failure = EngineFailed(f"decode step: {type(error).__name__}: {error}")
             self._active = []
-            return [(lane, failure, True) for lane in lanes]
+            return events + [(lane, failure, True) for lane in lanes]
         self._num_steps += 1
-        events = [self._advance(lane, lane.accept, logits_LV[row]) for row, lane in enumerate(lanes)]
-        self._active = [lane for lane, _, is_retired in events if not is_retired]
-        return events
+        taken = [self._advance(lane, lane.accept, logits_LV[row]) for row, lane in enumerate(lanes)]
+        self._active = [lane for lane, _, is_retired in taken if not is_retired]
+        return events + taken
+
+    def _prepare(self) -> tuple[list[Sequence], list[LaneStep], list[Event]]:
+        """Return the lanes that can step, their parts of it, and the failures of the others."""
+        lanes: list[Sequence] = []
+        steps: list[LaneStep] = []
+        failures: list[Event] = []
+        for lane in self._active:
+            try:
+                steps.append(lane.lane_step())
+                lanes.append(lane)
+            except Exception as error:
+                logger.exception("lane.failed")
+                self._report(error)
+                problem = f"lane: {type(error).__name__}: {error}"
+                failures.append((lane, EngineFailed(problem), True))
+        self._active = lanes
+        return lanes, steps, failures
 
     def _advance(self, lane: Sequence, take: Callable[..., TokenEvent], *logits: object) -> Event:
         try:

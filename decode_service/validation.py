@@ -162,13 +162,18 @@ class RequestReader:
         return [Violation(field, problem) for field, is_wrong, problem in checks if is_wrong]
 
     def _is_served(self, request: pb.GenerateRequest) -> bool:
-        return request.route != pb.ROUTE_REMOTE or Route.REMOTE in self._limits.routes
+        return request.route != pb.ROUTE_REMOTE or self._has_remote
 
     def _route(self, request: pb.GenerateRequest) -> Route:
-        asked = {pb.ROUTE_REMOTE: Route.REMOTE, pb.ROUTE_LOCAL: Route.LOCAL}
-        if request.route == pb.ROUTE_AUTO:
-            return self._limits.routes[0]
-        return asked.get(request.route, self._limits.default_route)
+        """Return the route; a request that names a transfer mode and leaves the route open means remote."""
+        asked = {pb.ROUTE_REMOTE: Route.REMOTE, pb.ROUTE_LOCAL: Route.LOCAL, pb.ROUTE_AUTO: Route.AUTO}
+        route = asked.get(request.route, self._limits.default_route)
+        names_mode = request.transfer != geometry_pb2.TRANSFER_MODE_UNSPECIFIED
+        return Route.REMOTE if route is Route.AUTO and names_mode and self._has_remote else route
+
+    @property
+    def _has_remote(self) -> bool:
+        return Route.REMOTE in self._limits.routes
 
     def _mode(self, request: pb.GenerateRequest) -> TransferMode:
         if request.transfer == geometry_pb2.TRANSFER_MODE_UNSPECIFIED:

@@ -63,6 +63,8 @@ class Timeline:
     first_token_ns: int = 0
     last_token_ns: int = 0
     spans: list[SpanRecord] = field(default_factory=list)
+    is_local: bool = False
+    """Whether the prompt was computed in the decode process."""
 
     def stages(self) -> Stages:
         """Return the durations; only after the last token."""

@@ -21,6 +21,7 @@ def make_last(route: Route, finish: FinishReason = FinishReason.LENGTH) -> pb.Ge
     """Return the last message of a request of three tokens' prompt."""
     response = pb.GenerateResponse()
     timeline = Timeline(100, 130, 200, 700, 750, 757, 1000, list(SPANS) if route is Route.REMOTE else [])
+    timeline.is_local = route is Route.LOCAL
     request = make_request("abc", route=route, mode=TransferMode.WHOLE)
     last_response(response, finish, request, 5, timeline)
     return response

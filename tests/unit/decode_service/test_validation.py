@@ -217,7 +217,7 @@ def test_equal_names_of_a_client_are_different_requests() -> None:
     ("route", "expected"),
     [
         (pb.ROUTE_UNSPECIFIED, Route.LOCAL),
-        (pb.ROUTE_AUTO, Route.REMOTE),
+        (pb.ROUTE_AUTO, Route.AUTO),
         (pb.ROUTE_REMOTE, Route.REMOTE),
         (pb.ROUTE_LOCAL, Route.LOCAL),
     ],
@@ -234,7 +234,17 @@ def test_the_remote_route_is_refused_when_there_is_no_prefill_service() -> None:
     limits = replace(LIMITS, default_route=Route.LOCAL, routes=(Route.LOCAL,))
 
     assert fields_of(pb.GenerateRequest(tokens=TOKENS, route=pb.ROUTE_REMOTE), limits) == ["route"]
-    assert read(pb.GenerateRequest(tokens=TOKENS, route=pb.ROUTE_AUTO), limits=limits).route is Route.LOCAL
+
+
+def test_a_named_mode_means_remote_when_the_route_is_open() -> None:
+    """Modes say how a remote prompt crosses; who names one does not want it computed elsewhere."""
+    limits = replace(LIMITS, default_route=Route.AUTO)
+    whole = geometry_pb2.TRANSFER_MODE_WHOLE
+
+    assert read(pb.GenerateRequest(tokens=TOKENS), limits=limits).route is Route.AUTO
+    assert read(pb.GenerateRequest(tokens=TOKENS, transfer=whole), limits=limits).route is Route.REMOTE
+    local = pb.GenerateRequest(tokens=TOKENS, transfer=whole, route=pb.ROUTE_LOCAL)
+    assert read(local, limits=limits).route is Route.LOCAL
 
 
 @pytest.mark.parametrize(

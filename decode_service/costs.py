@@ -1,0 +1,79 @@
+"""What a prompt costs in a prefill service and in this process, as measured, and which is cheaper.
+
+Theory of operation: per route two moving averages, seconds a prompt token and seconds of overhead a prompt
+(for the remote route the exposed transfer). An estimate is
+
+    overhead + (prompt tokens + tokens queued before it) * seconds a token
+
+A route without a measurement has no estimate, and remote is taken then: it is what the pair is for. Local
+work takes cores from the lanes that decode, so it has to be cheaper by a clear margin.
+
+Pure. Ownership: one per service, event loop only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.telemetry.timeline import Stages
+from decode_service.request import Route
+
+WEIGHT = 0.2
+"""Of a new sample in the moving averages: the last ten or so count."""
+
+LOCAL_MARGIN = 0.5
+"""Local is chosen when its estimate is below this share of the remote one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteCost:
+    """Moving averages of one route, in seconds."""
+
+    token_s: float
+    overhead_s: float
+    num_samples: int
+
+    def estimate_s(self, num_tokens: int) -> float:
+        """Return the seconds until a prompt is published that has `num_tokens` to compute up to its end."""
+        return self.overhead_s + num_tokens * self.token_s
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A route, and the estimates it was chosen by; None where nothing was measured."""
+
+    route: Route
+    remote_s: float | None
+    local_s: float | None
+
+
+class CostModel:
+    """Learns from finished prompts."""
+
+    def __init__(self) -> None:
+        self._costs: dict[Route, RouteCost] = {}
+
+    def observe(self, route: Route, prompt_len: int, stages: Stages) -> None:
+        """Take the stages of a finished request into the averages of its route."""
+        token_s = stages.prefill / 1e9 / prompt_len
+        overhead_s = stages.exposed_transfer / 1e9
+        known = self._costs.get(route)
+        if known is None:
+            self._costs[route] = RouteCost(token_s, overhead_s, 1)
+            return
+        self._costs[route] = RouteCost(
+            known.token_s + WEIGHT * (token_s - known.token_s),
+            known.overhead_s + WEIGHT * (overhead_s - known.overhead_s),
+            known.num_samples + 1,
+        )
+
+    def choose(self, prompt_len: int, remote_backlog: int, local_backlog: int) -> Choice:
+        """Return the cheaper route for a prompt, given the tokens queued before it on each."""
+        remote_s = self._estimate_s(Route.REMOTE, prompt_len + remote_backlog)
+        local_s = self._estimate_s(Route.LOCAL, prompt_len + local_backlog)
+        is_local = remote_s is not None and local_s is not None and local_s < LOCAL_MARGIN * remote_s
+        return Choice(Route.LOCAL if is_local else Route.REMOTE, remote_s, local_s)
+
+    def _estimate_s(self, route: Route, num_tokens: int) -> float | None:
+        known = self._costs.get(route)
+        return None if known is None else known.estimate_s(num_tokens)
