@@ -31,9 +31,6 @@ class GenerationRequest:
 
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
-    with_logprobs: bool
-    """Whether responses carry log-probabilities."""
-
     stop: tuple[str, ...]
     """Texts that end the generation and are not part of it."""
 

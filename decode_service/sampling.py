@@ -55,8 +55,8 @@ class SamplingParams:
     seed: int | None = None
     """Of the request's generator; drawn for it when not given."""
 
-    logprobs: int = 0
-    """Alternatives to report with each token."""
+    logprobs: int | None = None
+    """Alternatives to report with each token; None reports no probabilities at all, and costs less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class SampledToken:
     """A token and how likely the model found it."""
 
     token_id: int
-    logprob: float
-    """Natural logarithm, of the raw distribution."""
+    logprob: float | None
+    """Natural logarithm, of the raw distribution; None when nobody asked."""
 
     top: tuple[tuple[int, float], ...]
     """The most likely tokens with their log probabilities, best first; as many as were asked for."""
@@ -92,7 +92,7 @@ def sampling_violations(params: SamplingParams) -> tuple[Violation, ...]:
             "must be greater than 0",
         ),
         ("seed", params.seed is None or 0 <= params.seed <= _MAX_SEED, f"must be in [0, {_MAX_SEED}]"),
-        ("logprobs", 0 <= params.logprobs <= MAX_LOGPROBS, f"must be in [0, {MAX_LOGPROBS}]"),
+        ("logprobs", 0 <= (params.logprobs or 0) <= MAX_LOGPROBS, f"must be in [0, {MAX_LOGPROBS}]"),
     )
     return tuple(
         Violation(field, f"{problem}, got {getattr(params, field)}")
@@ -126,13 +126,15 @@ class Sampler:
 
         Raises EngineFailed when they are no distribution.
         """
-        total = torch.logsumexp(logits_V, 0)
-        if not torch.isfinite(total):
+        if not torch.isfinite(logits_V.max()):
             raise EngineFailed("logits are not finite")
         scores_V = self._penalised(logits_V)
         token_id = int(scores_V.argmax()) if self._params.temperature == 0 else self._draw(scores_V)
         if self._seen is not None:
             self._seen.add(token_id)
+        if self._params.logprobs is None:
+            return SampledToken(token_id, None, ())
+        total = torch.logsumexp(logits_V, 0)
         return SampledToken(token_id, float(logits_V[token_id] - total), self._top(logits_V, total))
 
     def _penalised(self, logits_V: Tensor) -> Tensor:
@@ -154,7 +156,7 @@ class Sampler:
         return place if token_ids_K is None else int(token_ids_K[place])
 
     def _top(self, logits_V: Tensor, total: Tensor) -> tuple[tuple[int, float], ...]:
-        count = min(self._params.logprobs, len(logits_V))
+        count = min(self._params.logprobs or 0, len(logits_V))
         if not count:
             return ()
         values, token_ids = logits_V.topk(count)

@@ -110,7 +110,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         """Write one message for tokens that came together."""
         tokens = tuple(events)
         answer.num_tokens += len(tokens)
-        response = token_response(tokens, with_logprobs=answer.request.with_logprobs)
+        response = token_response(tokens, with_logprobs=answer.request.sampling.logprobs is not None)
         if not answer.is_named:
             response.request_id, answer.is_named = answer.request.request_id, True
         if tokens[-1].finish is not None:

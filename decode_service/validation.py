@@ -75,7 +75,6 @@ class RequestReader:
             request_id=self._name(request),
             prompt_ids=prompt_ids,
             sampling=sampling,
-            with_logprobs=request.sampling.HasField("logprobs"),
             stop=tuple(request.sampling.stop),
             stop_ids=frozenset((*eos_ids, *request.sampling.stop_token_ids)),
             route=self._route(request),
@@ -123,7 +122,7 @@ class RequestReader:
             min_p=params.min_p,
             repetition_penalty=params.repetition_penalty if given("repetition_penalty") else 1.0,
             seed=params.seed if given("seed") else None,
-            logprobs=params.logprobs,
+            logprobs=params.logprobs if given("logprobs") else None,
         )
 
     def _violations(self, request: pb.GenerateRequest) -> list[Violation]:

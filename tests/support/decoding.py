@@ -45,7 +45,6 @@ def make_request(
         request_id="000001",
         prompt_ids=tuple(prompt.encode()),
         sampling=SamplingParams(max_new_tokens=max_new_tokens),
-        with_logprobs=False,
         stop=stop,
         stop_ids=stop_ids,
         route=route,

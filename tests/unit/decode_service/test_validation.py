@@ -56,7 +56,7 @@ def test_defaults_fill_what_is_left_out() -> None:
     assert (request.prompt_ids, request.stop) == ((7, 8, 9), ())
     assert request.stop_ids == {EOS_ID}
     assert (request.route, request.mode) == (Route.REMOTE, TransferMode.DEFERRED)
-    assert (request.with_logprobs, request.time_limit_s) == (False, 60.0)
+    assert (request.sampling.logprobs, request.time_limit_s) == (None, 60.0)
 
 
 def test_the_default_length_ends_with_the_context() -> None:
@@ -86,14 +86,14 @@ def test_every_sampling_field_is_taken() -> None:
     )
 
     assert request.sampling == SamplingParams(3, 0.5, 4, 0.25, 0.125, 1.5, 6, 2)
-    assert request.with_logprobs
+    assert request.sampling.logprobs is not None
     assert request.stop == ("a", "b")
     assert request.stop_ids == {1, 2}
 
 
 def test_log_probabilities_without_alternatives_can_be_asked_for() -> None:
     """Zero is not absent."""
-    assert read(ask(logprobs=0)).with_logprobs
+    assert read(ask(logprobs=0)).sampling.logprobs == 0
 
 
 def test_text_and_chat_become_tokens() -> None:
