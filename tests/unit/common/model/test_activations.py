@@ -57,3 +57,21 @@ def test_every_activation_is_wrapped_once_however_often_it_is_asked_for() -> Non
     assert counts == (2, 2)
     assert not isinstance(model[0].act_fn.inner, StableActivation)
     assert isinstance(model[0].proj, nn.Linear)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", ["silu", "gelu_pytorch_tanh"])
+def test_a_row_has_the_same_bits_however_many_threads_share_a_large_call(name: str, num_threads: int) -> None:
+    """Where torch splits a call among threads depends on its size; rows must not."""
+    rows = torch.randn(100, 1600, generator=torch.Generator().manual_seed(7))
+    activation = StableActivation(ACT2FN[name])
+    threads_before = torch.get_num_threads()
+
+    try:
+        torch.set_num_threads(num_threads)
+        together = activation(rows)
+        alone = [activation(rows[:count]) for count in (1, 5, 16, 22, 32, 99)]
+    finally:
+        torch.set_num_threads(threads_before)
+
+    assert all(torch.equal(part, together[: len(part)]) for part in alone)
