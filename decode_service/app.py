@@ -24,6 +24,7 @@ from common.model.prefill import ChunkedPrefill, numerics
 from common.runtime.boot import new_boot_id
 from common.runtime.clock import SystemClock
 from common.runtime.lifecycle import Lifecycle
+from common.runtime.memory import trim_memory
 from common.runtime.threads import resolve_threads, share_interpreter
 from common.session.identity import Numerics, PeerIdentity
 from common.session.messages import Hello, SlabHandle, TransferMode
@@ -92,6 +93,7 @@ def load(config: DecodeConfig) -> Loaded:
     torch.set_num_threads(threads)
     loaded = load_model(config.model, config.dtype, config.page_tokens, progress=True)
     report = stabilise(loaded.model, max(config.lanes, STABLE_ROWS))
+    trim_memory()
     num_pages = pool_pages(loaded.geometry, config.cache_tokens, config.lanes)
     storage = PagedStorage(loaded.geometry, num_pages)
     max_context = min(loaded.max_context, config.cache_tokens)

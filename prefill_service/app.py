@@ -26,6 +26,7 @@ from common.model.prefill import ChunkedPrefill, numerics
 from common.runtime.boot import new_boot_id
 from common.runtime.clock import SystemClock
 from common.runtime.lifecycle import Lifecycle
+from common.runtime.memory import trim_memory
 from common.runtime.threads import resolve_threads, share_interpreter
 from common.session.identity import Numerics, PeerIdentity
 from common.session.messages import TransferMode
@@ -78,6 +79,7 @@ def load(config: PrefillConfig) -> Loaded:
     torch.set_num_threads(threads)
     loaded = load_model(config.model, config.dtype, config.page_tokens, progress=True)
     report = stabilise(loaded.model, STABLE_ROWS)
+    trim_memory()
     max_prompt = min(config.max_prompt_tokens, loaded.max_context)
     prefill = ChunkedPrefill(loaded.model, loaded.geometry, config.chunk_tokens, max_prompt)
     engine = TorchEngine(prefill, loaded.geometry, numerics(loaded.model, config.chunk_tokens, report))
