@@ -80,6 +80,7 @@ async def serve(config: DecodeConfig, on_ready: Callable[[str], None]) -> None:
     service = DecodeService(config, load(config))
     share_interpreter()
     with Lifecycle() as lifecycle:
+        lifecycle.before_exit(service.remove_files)
         on_ready(await service.start())
         await service.run_until(lifecycle.drain)
 
@@ -184,6 +185,13 @@ class DecodeService:
             logger.warning("slab.swept", extra=log_fields(name=name))
         if config.prefill:
             SlabSegment.create(directory, config.slab_bytes * len(config.prefill), self._boot_id).close()
+
+    def remove_files(self) -> None:
+        """Remove socket and slab names at once; the process is about to end without stopping."""
+        if self._server is not None:
+            self._server.remove_sockets()
+        for peer in self._peers:
+            peer.unlink_slab()
 
     async def run_until(self, drain: asyncio.Event) -> None:
         """Serve until `drain` is set or an invariant breaks, then stop."""

@@ -184,6 +184,10 @@ class PeerSession:
         if self._machine.statistics().num_transfers != len(self._held):
             raise InvariantViolation(f"{len(self._held)} transfers held, machine: {self.statistics()}")
 
+    def unlink_slab(self) -> None:
+        """Remove the name of the slab, if it is still there."""
+        self._slab.unlink()
+
     # ----------------------------------------------------------------- slot source
 
     def can_lease(self, size: int) -> bool:

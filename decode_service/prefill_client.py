@@ -143,6 +143,11 @@ class PrefillPeer:
             num_slots=slab.num_leased if slab else 0,
         )
 
+    def unlink_slab(self) -> None:
+        """Remove the name of a slab that the peer has not mapped yet; the process is about to end."""
+        if self._session is not None:
+            self._session.unlink_slab()
+
     def check_integrity(self) -> None:
         """Raise `InvariantViolation` when a session contradicts itself."""
         for session in [*self._ended, *([self._session] if self._session else [])]:

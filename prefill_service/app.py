@@ -66,6 +66,7 @@ async def serve(config: PrefillConfig, on_ready: Callable[[str], None]) -> None:
     service = PrefillService(config, loaded)
     share_interpreter()
     with Lifecycle() as lifecycle:
+        lifecycle.before_exit(service.remove_files)
         on_ready(await service.start())
         await service.run_until(lifecycle.drain)
 
@@ -128,6 +129,11 @@ class PrefillService:
         await self._server.mark_serving()
         logger.info("service.ready", extra=log_fields(address=address, boot_id=self._offer.boot_id))
         return address
+
+    def remove_files(self) -> None:
+        """Remove socket names at once; the process is about to end without stopping."""
+        if self._server is not None:
+            self._server.remove_sockets()
 
     async def run_until(self, drain: asyncio.Event) -> None:
         """Serve until `drain` is set or the engine loop breaks, then stop."""

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-EXIT_NOW = 1
-"""Exit code after a second signal: running work was given up."""
+EXIT_NOW = 0
+"""Exit code after a second signal: the end that was asked for, only sooner."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -35,6 +35,7 @@ class Lifecycle:
     def __init__(self, exit_now: Callable[[int], object] = os._exit) -> None:
         self.drain = asyncio.Event()
         self._exit_now = exit_now
+        self._removals: list[Callable[[], object]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def install(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -42,6 +43,10 @@ class Lifecycle:
         self._loop = loop or asyncio.get_running_loop()
         for number in SIGNALS:
             self._loop.add_signal_handler(number, self.receive)
+
+    def before_exit(self, remove: Callable[[], object]) -> None:
+        """Call `remove` before a second signal ends the process, which runs nothing else then."""
+        self._removals.append(remove)
 
     def uninstall(self) -> None:
         """Give the signals back to their default; does nothing when not installed."""
@@ -54,6 +59,8 @@ class Lifecycle:
     def receive(self) -> None:
         """Take one signal: begin to drain, or end the process when that has begun already."""
         if self.drain.is_set():
+            for remove in self._removals:
+                remove()
             self._exit_now(EXIT_NOW)
         self.drain.set()
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -63,6 +64,7 @@ class Server:
         """Where servicers are added."""
 
         self._services = tuple(services)
+        self._socket_paths: list[Path] = []
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         _add_reflection(self._services, self.grpc)
@@ -107,6 +109,11 @@ class Server:
         await self.drain()
         await self.grpc.stop(grace_s)
 
+    def remove_sockets(self) -> None:
+        """Remove the socket files at once, for a process that is about to end without stopping."""
+        for path in self._socket_paths:
+            path.unlink(missing_ok=True)
+
     async def wait_for_termination(self) -> None:
         """Return when the server has stopped."""
         await self.grpc.wait_for_termination()
@@ -125,6 +132,7 @@ class Server:
                 self.grpc.add_insecure_port(str(address))
         except RuntimeError as error:
             raise ConfigError(LISTEN, address, f"cannot listen: {error}") from error
+        self._socket_paths.append(address.path)
         return str(address)
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:

@@ -40,6 +40,19 @@ async def test_second_signal_ends_the_process_at_once() -> None:
     assert lifecycle.drain.is_set()
 
 
+async def test_files_are_removed_before_a_second_signal_ends_the_process() -> None:
+    """An end at once is still an end that leaves nothing behind, with exit code 0."""
+    happened: list[str] = []
+    lifecycle = Lifecycle(lambda code: happened.append(f"exit {code}"))
+    lifecycle.before_exit(lambda: happened.append("removed"))
+
+    lifecycle.receive()
+    assert happened == []
+    lifecycle.receive()
+
+    assert happened == ["removed", "exit 0"]
+
+
 async def test_signals_are_given_back_when_the_context_ends() -> None:
     """Whoever comes after finds the handlers as they were."""
     before = signal.getsignal(signal.SIGTERM)
