@@ -198,16 +198,17 @@ class DecodeCore:
             try:
                 return await self._attempt(request, timeline, is_retry=attempt > 1)
             except (PeerLost, PeerUnavailable) as error:
-                request = await self._after_loss(request, attempt, error)
+                was_granted = timeline.reserved_ns > 0
+                request = await self._after_loss(request, attempt, error, was_granted=was_granted)
             attempt += 1
             timeline.spans.clear()
 
     async def _after_loss(
-        self, request: GenerationRequest, attempt: int, error: KVSpanError
+        self, request: GenerationRequest, attempt: int, error: KVSpanError, *, was_granted: bool
     ) -> GenerationRequest:
         """Return the request to try next; raises the error when the policy or the bound says so."""
         policy = self._owners.loss_policy
-        was_never_started = isinstance(error, PeerUnavailable) and attempt == 1
+        was_never_started = isinstance(error, PeerUnavailable) and attempt == 1 and not was_granted
         if attempt >= MAX_ATTEMPTS or policy is LossPolicy.FAIL:
             raise error
         if policy is LossPolicy.LOCAL:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.errors import InvariantViolation, KVSpanError, PeerLost
+from common.errors import InvariantViolation, KVSpanError, PeerLost, PeerUnavailable
 from common.kv.coverage import Coverage
 from common.kv.ranges import Range
 from common.kv.spans import Span
@@ -54,6 +54,9 @@ logger = logging.getLogger(__name__)
 MIN_TIME_LIMIT_S = 0.001
 """A request whose time is over is about to be cancelled anyway."""
 
+FINISHED = frozenset({TransferState.ENDING, TransferState.COMPLETE})
+"""States of a transfer that needs no more of its producer and is not published."""
+
 DRAIN_LIMIT_S = 10.0
 """Seconds from a transfer's failure to the producer's word that it writes no more."""
 
@@ -67,7 +70,7 @@ class SessionContext:
     """Called when a session opened or gave something back."""
 
     on_closed: Callable[[PeerSession, KVSpanError], None]
-    """Called once when a session has closed."""
+    """Called when a session takes no more transfers: once when its peer drains, once when it has closed."""
 
     clock: Clock
 
@@ -138,14 +141,21 @@ class PeerSession:
         self._held: dict[int, _Held] = {}
         # Invariant: keys are the transfers that the machine counts as not drained.
         self._next_transfer_id = 1
+        self._is_draining = False
+        self._has_drained = asyncio.Event()
         self._outgoing: asyncio.Queue[DecodeMessage | None] = asyncio.Queue()
 
     # ------------------------------------------------------------------- questions
 
     @property
     def is_open(self) -> bool:
-        """Whether transfers may start."""
+        """Whether the peer has welcomed us and the stream has not ended."""
         return self._machine.state is SessionState.OPEN
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the peer takes no new transfer though the session is open."""
+        return self._is_draining
 
     @property
     def is_unmapped(self) -> bool:
@@ -192,7 +202,7 @@ class PeerSession:
 
     def can_lease(self, size: int) -> bool:
         """Tell whether a transfer with a slot of `size` bytes may start now."""
-        if not self.is_open:
+        if not self.is_open or self._is_draining:
             return False
         # Counts slots, not transfers: one that was granted and has not begun yet will be a transfer, too.
         has_room = self._allocator.statistics().num_leased < self.welcome.max_concurrency
@@ -234,6 +244,13 @@ class PeerSession:
     async def next_message(self) -> DecodeMessage | None:
         """Wait for the next message to send; None when the stream is to end."""
         return await self._outgoing.get()
+
+    async def wait_finished(self) -> None:
+        """The peer ends the session in order: start nothing, and wait for what needs no more of it."""
+        self._drain(PeerLost("the prefill service ends the session"))
+        while any(self._machine.transfer(one).state in FINISHED for one in self._held):
+            self._has_drained.clear()
+            await self._has_drained.wait()
 
     def close(self, error: KVSpanError) -> None:
         """The stream has ended: fail what depends on it and abandon the slab."""
@@ -350,23 +367,28 @@ class PeerSession:
         held.error = error
         held.failed_ns = self._context.clock.now_ns()
         _settle(held.outcome, error)
+        if isinstance(error, PeerUnavailable):
+            self._drain(PeerLost(str(error)))
+
+    def _drain(self, error: KVSpanError) -> None:
+        """Start nothing from now on, and fail what waits for a slot."""
+        if not self._is_draining:
+            self._is_draining = True
+            self._context.on_closed(self, error)
 
     def _drained(self, transfer_id: int) -> None:
         held = self._held.pop(transfer_id)
         self._journal.slot_freed(held.slot)
         self._allocator.release(held.slot)
         held.reservation.drop(Holder.PRODUCER)
+        self._has_drained.set()
         self._context.on_change()
 
 
 def _settle(outcome: asyncio.Future[None], error: KVSpanError | None) -> None:
     """Set the outcome unless the waiting call was cancelled first."""
-    if outcome.done():
-        return
-    if error is None:
-        outcome.set_result(None)
-    else:
-        outcome.set_exception(error)
+    if not outcome.done():
+        outcome.set_result(None) if error is None else outcome.set_exception(error)
 
 
 def _retrieve(outcome: asyncio.Future[None]) -> None:

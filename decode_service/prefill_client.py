@@ -119,12 +119,15 @@ class PrefillPeer:
     @property
     def session(self) -> PeerSession | None:
         """The session in which transfers may start now, if there is one."""
-        return self._session if self._session is not None and self._session.is_open else None
+        session = self._session
+        return session if session is not None and session.is_open and not session.is_draining else None
 
     @property
     def problem(self) -> str:
-        """Why there is no open session; empty when there is."""
-        return "" if self.session else self._problem
+        """Why there is no session for new transfers; empty when there is."""
+        if self.session:
+            return ""
+        return self._problem or "it is shutting down"
 
     def statistics(self) -> PeerStatistics:
         """Return what an operator asks about this peer."""
@@ -241,6 +244,7 @@ class PrefillPeer:
         code, details = await call.code(), await call.details()
         if code is not grpc.StatusCode.OK:
             raise await _as_error(call, code, details)
+        await session.wait_finished()
 
     async def _watch(self, session: PeerSession, watch: SilenceWatch) -> None:
         """Ping an open session; raises `PeerLost` when the peer has been silent for too long."""

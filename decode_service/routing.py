@@ -15,7 +15,7 @@ import logging
 from dataclasses import replace
 from typing import Protocol
 
-from common.errors import KVSpanError, PeerUnavailable, PromptTooLong
+from common.errors import KVSpanError, PeerLost, PeerUnavailable, PromptTooLong
 from common.kv.geometry import KVGeometry
 from common.kv.plan import plan_spans
 from common.kv.window import slot_bytes
@@ -126,13 +126,13 @@ class Router:
     ) -> RunningPrefill:
         """Start the prompt with what was granted.
 
-        Raises: `PeerUnavailable` when the session ended while the request waited; the slot is given back.
+        Raises: `PeerLost` when the session ended while the request waited; the slot is given back.
         """
         if session is None or grant.slot is None:
             return self._local.begin(request, grant.reservation, timeline)
-        if not session.is_open:
+        if not session.is_open or session.is_draining:
             session.give_back(grant.slot)
-            raise PeerUnavailable("the session ended while the request waited")
+            raise PeerLost("the session ended while the request waited")
         return session.begin(request, grant.reservation, grant.slot, timeline)
 
     def refuse(self, grant: Grant, session: PeerSession | None) -> None:

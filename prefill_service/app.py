@@ -1,8 +1,8 @@
 """The composition root of the prefill service: opens everything, serves, closes everything.
 
 Theory of operation: the model is loaded and refused or accepted before anything else is allocated. SIGTERM
-drains: health says NOT_SERVING, no new session is taken, queued and running jobs may end within the grace,
-then streams are cut and the engine's thread ends.
+drains: health says NOT_SERVING, no new session or job is taken, queued and running jobs may end within the
+grace, streams end after their last word or are cut, and the engine's thread ends.
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ from prefill_service.servicer import PrefillServicer
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "kvspan.v1.PrefillService"
+
+LAST_WORDS_S = 2.0
+"""How long a drained service may take to say what its sessions still have to hear."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,7 @@ class PrefillService:
         await self._server.drain()
         logger.info("service.draining", extra=log_fields(peers=len(self._servicer.peers)))
         await self._engine_loop.wait_idle(self._config.grace_s)
+        await self._servicer.end_streams(LAST_WORDS_S)
         await self._server.stop(0)
         if not self._engine_task.done():
             self._engine_task.cancel()

@@ -108,6 +108,14 @@ class DecodePeer:
         """Wait for the next message to send; None when the stream is to end."""
         return await self._outgoing.get()
 
+    def drain(self) -> None:
+        """Refuse what is started from now on."""
+        self._session.drain()
+
+    def end_stream(self) -> None:
+        """Let the stream end once everything is said that waits to be said."""
+        self._outgoing.put_nowait(None)
+
     def close(self) -> None:
         """The stream has ended; running jobs are stopped, the slab goes when they have ended. Idempotent."""
         if self._session.state is PrefillState.CLOSED:

@@ -34,6 +34,8 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
         self._threads = threads
         self._peers: dict[int, DecodePeer] = {}
         self._next_number = 1
+        self._streams: set[asyncio.Task[Any]] = set()
+        # Invariant: the tasks of running Transfer calls.
         self._is_draining = False
 
     # ------------------------------------------------------------------------ rpcs
@@ -52,9 +54,13 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
         self._next_number += 1
         self._peers[peer.number] = peer
         watch = SilenceWatch(self._context.silence_limit_s, self._context.clock)
+        stream = asyncio.current_task()
+        assert stream is not None
+        self._streams.add(stream)
         try:
             await first_end(self._write(peer, context), self._read(peer, context, watch), self._watch(watch))
         finally:
+            self._streams.discard(stream)
             peer.close()
 
     # ------------------------------------------------------------------- questions
@@ -69,8 +75,17 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
         return tuple(self._peers.values())
 
     def drain(self) -> None:
-        """Take no new session."""
+        """Take no new session and no new job."""
         self._is_draining = True
+        for peer in self.peers:
+            peer.drain()
+
+    async def end_streams(self, limit_s: float) -> None:
+        """End every stream after its last word, so that no finished job is lost; within `limit_s`."""
+        for peer in self.peers:
+            peer.end_stream()
+        if self._streams:
+            await asyncio.wait(self._streams, timeout=limit_s)
 
     # --------------------------------------------------------------------- private
 

@@ -9,7 +9,6 @@ Theory of operation: `JOB_TRANSITIONS` is the whole rule for a job (a transfer a
 
 A job is stopped by a cancel (verdict PrefillCancelled) or by its time limit (verdict PrefillFailed); the
 first verdict stands.
-
 A terminal message is sent only when the engine writes no more: it is the proof of drain that decode waits
 for (rule 4). Spans told after a cancel are dropped. When the session closes, queued jobs vanish, running
 ones are stopped, and the slab is unmapped only after the last of them has ended. A ReleaseSpan gives credit
@@ -25,7 +24,7 @@ import enum
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from common.errors import InvariantViolation, KVSpanError, LocalProtocolError, RemoteProtocolError
+from common.errors import Draining, InvariantViolation, KVSpanError, LocalProtocolError, RemoteProtocolError
 from common.kv.ranges import Range
 from common.kv.spans import Span
 from common.session.actions import (
@@ -153,11 +152,9 @@ class PrefillSession:
         # Invariant: holds every job that is not GONE; slots of the jobs are disjoint and inside the slab.
         self._highest_id = 0
         # Invariant: every id ever started is at most this; ids ascend and are never used twice.
-        self._unknown = 0
-        self._repeated = 0
-        self._dropped = 0
-        self._released = 0
-        self._ignored_releases = 0
+        self._is_draining = False
+        self._unknown = self._repeated = self._dropped = 0
+        self._released = self._ignored_releases = 0
 
     # ------------------------------------------------------------------- questions
 
@@ -228,7 +225,8 @@ class PrefillSession:
 
     def attached(self, nonce: bytes) -> tuple[PrefillAction, ...]:
         """The slab is mapped and its nonce was read: answer Welcome."""
-        self._expect(PrefillState.ATTACHING, "attached")
+        if self._state is not PrefillState.ATTACHING:
+            raise LocalProtocolError("illegal session event", state=self._state.value, event="attached")
         self._state = PrefillState.OPEN
         offer, agreement = self._offer, self.agreement
         welcome = Welcome(
@@ -283,6 +281,10 @@ class PrefillSession:
             return ()
         return self._stop(job, PrefillFailed(transfer_id, job.start.attempt, error.code, str(error)))
 
+    def drain(self) -> None:
+        """Refuse every job that is started from now on; those that live may end."""
+        self._is_draining = True
+
     def close(self) -> tuple[PrefillAction, ...]:
         """End the session: queued jobs vanish, running ones are stopped, then the slab is idle."""
         if self._state is PrefillState.CLOSED:
@@ -312,10 +314,12 @@ class PrefillSession:
         if start.transfer_id in self._jobs:
             self._repeated += 1
             return ()
-        problem = self._problem(start)
+        reason, problem = "START_REFUSED", self._problem(start)
+        if self._is_draining:
+            reason, problem = Draining.code, "the prefill service is shutting down"
         self._highest_id = max(self._highest_id, start.transfer_id)
         if problem:
-            return (Send(PrefillFailed(start.transfer_id, start.attempt, "START_REFUSED", problem)),)
+            return (Send(PrefillFailed(start.transfer_id, start.attempt, reason, problem)),)
         accepted = PrefillAccepted(start.transfer_id, start.attempt, len(self._jobs))
         self._jobs[start.transfer_id] = _Job(start)
         return (Send(accepted), Enqueue(start))
@@ -394,7 +398,3 @@ class PrefillSession:
         if following is None:
             raise LocalProtocolError("illegal job event", state=job.state.value, event=event.value)
         job.state = following
-
-    def _expect(self, state: PrefillState, event: str) -> None:
-        if self._state is not state:
-            raise LocalProtocolError("illegal session event", state=self._state.value, event=event)

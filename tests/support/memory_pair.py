@@ -66,12 +66,18 @@ class MemoryPeer:
     @property
     def session(self) -> PeerSession | None:
         """The session, while it is open."""
-        return self._session if self._session is not None and self._session.is_open else None
+        session = self._session
+        return session if session is not None and session.is_open and not session.is_draining else None
 
     def join(self, session: PeerSession) -> None:
         """Have a new session."""
         self._session = session
         self._ended.append(session)
+
+    @property
+    def last(self) -> PeerSession:
+        """The session that was joined last, whatever became of it."""
+        return self._ended[-1]
 
     def check_integrity(self) -> None:
         """See `PrefillPeer`."""
@@ -139,9 +145,7 @@ class MemoryPair:
 
     def cut(self) -> None:
         """Break the stream: each side hears of it on its own."""
-        session = self.peer.session
-        assert session is not None
-        session.close(PeerLost("the stream broke"))
+        self.peer.last.close(PeerLost("the stream broke"))
         self.decode_peers[-1].close()
 
     def begin(self, request: GenerationRequest) -> AsyncGenerator[list[TokenEvent]]:
@@ -240,7 +244,7 @@ async def memory_pair(slab_dir: Path, policy: LossPolicy = LossPolicy.FAIL) -> A
         yield pair
         await pair.until_idle()
     finally:
-        if peer.session is not None:
+        if peer.last.is_open:
             pair.cut()
         await asyncio.gather(*pair.tasks)
         engine_task.cancel()

@@ -340,3 +340,60 @@ async def test_a_draining_service_refuses_new_requests_and_ends_the_old(slab_dir
         assert await pair.core.wait_idle(60)
         assert "".join(await task) == "defg"
         assert counts_of(pair) == RequestCounts(submitted=2, finished=1, refused=1)
+
+
+async def test_a_request_that_a_draining_peer_refuses_may_be_tried_again(slab_dir: Path) -> None:
+    """The peer takes nothing new; what it computes already may end."""
+    async with memory_pair(slab_dir) as pair:
+        gate = Gate(pair.engine)
+        running = start(pair, make_request())
+        await gate.entered()
+        pair.decode_peers[-1].drain()
+
+        with pytest.raises(PeerUnavailable, match="shutting down"):
+            await pair.generate(make_request())
+        with pytest.raises(PeerUnavailable, match="no prefill service"):
+            await pair.generate(make_request())
+
+        gate.open()
+        assert "".join(await running) == "defg"
+
+
+@pytest.mark.parametrize("policy", [LossPolicy.LOCAL, LossPolicy.RETRY])
+async def test_a_request_that_a_draining_peer_refuses_runs_elsewhere(
+    slab_dir: Path, policy: LossPolicy
+) -> None:
+    """Never again in the session that drains."""
+    async with memory_pair(slab_dir, policy) as pair:
+        pair.decode_peers[-1].drain()
+        pair.changed.clear()
+        task = start(pair, make_request())
+        await pair.changed.wait()
+        assert pair.peer.last.is_draining
+        if policy is LossPolicy.RETRY:
+            pair.cut()
+            await pair.connect()
+
+        assert "".join(await task) == "defg"
+        assert counts_of(pair) == RequestCounts(submitted=1, finished=1, retried=1)
+
+
+async def test_a_grant_of_a_session_that_has_just_ended_is_a_loss(slab_dir: Path) -> None:
+    """The request runs again like any other whose prefill service was lost."""
+    async with memory_pair(slab_dir, LossPolicy.RETRY) as pair:
+        gate, loop = Gate(pair.engine), asyncio.get_running_loop()
+        tasks = [start(pair, make_request()) for _ in range(3)]
+        await gate.entered()
+        cut = asyncio.Event()
+
+        def on_reserved() -> None:
+            pair.journal.on_reserved = lambda: None
+            loop.call_soon(pair.cut)
+            loop.call_soon(cut.set)
+
+        pair.journal.on_reserved = on_reserved
+        gate.open()
+        await cut.wait()
+        await pair.connect()
+
+        assert ["".join(await task) for task in tasks] == ["defg"] * 3

@@ -12,9 +12,10 @@ from common.errors import (
     KVSpanError,
     PeerLost,
 )
-from common.session.messages import CancelPrefill
+from common.session.messages import CancelPrefill, PrefillFailed
 from decode_service.peer_session import DRAIN_LIMIT_S
 from tests.support.decode_sessions import (
+    SLOT_BYTES,
     STATES,
     Making,
     SessionDesk,
@@ -25,6 +26,7 @@ from tests.support.decode_sessions import (
     requested,
     streaming,
 )
+from tests.support.prefill_peers import turns
 
 pytestmark = pytest.mark.usefixtures("leak_check")
 
@@ -228,3 +230,57 @@ async def test_messages_after_the_end_are_counted(desk: SessionDesk) -> None:
     assert desk.session.statistics().unknown_messages == 1
     errors: list[KVSpanError] = desk.closed
     assert errors == [LOST]
+
+
+async def test_a_peer_that_drains_gets_no_new_transfer(desk: SessionDesk) -> None:
+    """What waits for a slot is failed at once; what runs goes on, and so does the session."""
+    running, refused = await streaming(desk), await requested(desk)
+
+    desk.session.receive(PrefillFailed(refused.start.transfer_id, 1, "DRAINING", "shutting down"))
+    leave(refused)
+
+    assert (refused.is_free, desk.num_slots) == (True, 1)
+    assert (desk.session.is_open, desk.session.can_lease(SLOT_BYTES)) == (True, False)
+    assert [type(error) for error in desk.closed] == [PeerLost]
+    desk.closed.clear()
+    desk.importer.finish()
+    desk.session.check_drained()
+    running.prefill.abort(CAUSE)
+    desk.cancelled(running)
+    leave(running)
+
+
+@pytest.mark.parametrize("making", [ending, complete])
+async def test_an_orderly_end_waits_for_what_needs_no_more_of_the_peer(
+    desk: SessionDesk, making: Making
+) -> None:
+    """A peer that drains says Done for the last prompt and then ends the stream."""
+    transfer = await making(desk)
+
+    end = asyncio.create_task(desk.session.wait_finished())
+    await turns()
+    assert not end.done()
+    desk.importer.finish()
+    transfer.prefill.prove_complete()
+    transfer.prefill.settle()
+    await end
+
+    leave(transfer)
+    assert desk.closed
+    desk.closed.clear()
+
+
+@pytest.mark.parametrize("making", [requested, streaming])
+async def test_an_orderly_end_does_not_wait_for_what_the_peer_left_undone(
+    desk: SessionDesk, making: Making
+) -> None:
+    """It fails with the session."""
+    transfer = await making(desk)
+
+    await desk.session.wait_finished()
+
+    desk.closed.clear()
+    desk.session.close(LOST)
+    desk.importer.finish()
+    leave(transfer)
+    assert transfer.is_free

@@ -10,10 +10,11 @@ from common.errors import (
     InvariantViolation,
     LeaseExpired,
 )
-from common.session.actions import Dequeue, Send, SlabIdle, StopEngine
+from common.session.actions import Dequeue, Enqueue, Send, SlabIdle, StopEngine
 from common.session.messages import (
     CancelPrefill,
     PrefillCancelled,
+    PrefillDone,
     PrefillFailed,
     SpanTold,
     StartPrefill,
@@ -241,3 +242,34 @@ def test_integrity_finds_slots_that_overlap() -> None:
 
     with pytest.raises(InvariantViolation):
         session.check_integrity()
+
+
+# ---------------------------------------------------------------------------- drain
+
+
+def test_a_draining_session_refuses_new_jobs_and_ends_the_old() -> None:
+    """Decode is told why, so that it can go elsewhere; a repeated start of a live job is no new job."""
+    session = make_running_job()
+
+    session.drain()
+    (refused,) = session.receive(replace(START, transfer_id=22, slot_offset=12_288))
+
+    assert isinstance(refused, Send)
+    assert isinstance(refused.message, PrefillFailed)
+    assert (refused.message.transfer_id, refused.message.reason) == (22, "DRAINING")
+    assert session.receive(START) == ()
+    (done,) = finish_job(session)
+    assert isinstance(done, Send)
+    assert isinstance(done.message, PrefillDone)
+
+
+def test_a_session_that_was_opened_while_draining_starts_nothing() -> None:
+    """A Hello may be under way when the drain begins."""
+    session = PrefillSession(make_offer())
+    session.drain()
+    session.receive(make_hello())
+    session.attached(NONCE)
+
+    actions = session.receive(START)
+
+    assert not any(isinstance(action, Enqueue) for action in actions)
