@@ -23,6 +23,7 @@ from common.model.loader import LoadedModel, load_model
 from common.model.prefill import ChunkedPrefill, numerics
 from common.runtime.boot import new_boot_id
 from common.runtime.clock import SystemClock
+from common.runtime.invariants import watch_callbacks
 from common.runtime.lifecycle import Lifecycle
 from common.runtime.memory import trim_memory
 from common.runtime.threads import resolve_threads, share_interpreter
@@ -79,6 +80,7 @@ async def serve(config: DecodeConfig, on_ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT; call `on_ready` with the bound address once calls are taken."""
     service = DecodeService(config, load(config))
     share_interpreter()
+    watch_callbacks(asyncio.get_running_loop(), service.break_off)
     with Lifecycle() as lifecycle:
         lifecycle.before_exit(service.remove_files)
         on_ready(await service.start())
@@ -126,7 +128,7 @@ class DecodeService:
         self._admission = Admission(
             self._cache, config.lanes, config.queue_limit, self._journal.reservation_freed
         )
-        self._step_loop = StepLoop(loaded.backend, self._break)
+        self._step_loop = StepLoop(loaded.backend, self.break_off)
         self._local = LocalEngine(
             loaded.prefill, loaded.identity.geometry, loaded.storage, self._clock, self._journal
         )
@@ -229,7 +231,7 @@ class DecodeService:
     async def _open(self) -> str:
         self._journal.service_started(self._loaded.identity.geometry, self._loaded.num_pages)
         self._prepare_slab_dir()
-        self._server = make_server([SERVICE_NAME], on_invariant=self._break)
+        self._server = make_server([SERVICE_NAME], on_invariant=self.break_off)
         servicer = self._servicer = DecodeServicer(
             self._core, self._make_reader(), self._make_reporter(), self._clock
         )
@@ -263,7 +265,8 @@ class DecodeService:
         self._admission.fail_waiting(session, error)
         self._health.set()
 
-    def _break(self, error: InvariantViolation) -> None:
+    def break_off(self, error: InvariantViolation) -> None:
+        """End the service: an invariant is broken, so nothing it holds can be trusted."""
         if not self._broken.done():
             self._broken.set_exception(error)
 

@@ -18,11 +18,12 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from common.errors import ChecksumMismatch, EngineFailed, KVSpanError
+from common.errors import ChecksumMismatch, EngineFailed, InvariantViolation, KVSpanError
 from common.kv.digest import DigestKind, digest
 from common.kv.geometry import KVGeometry
 from common.kv.spans import Span, key_range, value_range
 from common.runtime.clock import Clock
+from common.runtime.invariants import raise_break, raise_on
 from common.telemetry.timeline import SpanRecord
 from decode_service.cache.storage import Kind, PagedStorage
 from decode_service.cache.tables import PageTable
@@ -66,10 +67,13 @@ class Importer:
         self._thread.join()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            outcome = self._import(job)
-            job.source.release()
-            self._loop.call_soon_threadsafe(job.done, outcome)
+        try:
+            while (job := self._jobs.get()) is not None:
+                outcome = self._import(job)
+                job.source.release()
+                self._loop.call_soon_threadsafe(job.done, outcome)
+        except Exception as error:  # noqa: BLE001 - nobody else sees how a thread ends
+            raise_break(self._loop, "importer", error)
 
     def _import(self, job: ImportJob) -> SpanRecord | KVSpanError:
         span, start_ns = job.span, self._clock.now_ns()
@@ -78,6 +82,9 @@ class Importer:
             if actual != span.digest:
                 return ChecksumMismatch(span.sequence, span.digest.hex(), actual.hex())
             self._copy(job)
+        except InvariantViolation as error:
+            raise_on(self._loop, error)
+            return EngineFailed(f"import of span {span.sequence}: {error}")
         except Exception as error:  # noqa: BLE001 - a copy that breaks fails its transfer, never the thread
             return EngineFailed(f"import of span {span.sequence}: {type(error).__name__}: {error}")
         return SpanRecord(

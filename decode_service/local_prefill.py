@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import CoverageIncomplete, EngineFailed, KVSpanError
+from common.errors import CoverageIncomplete, EngineFailed, InvariantViolation, KVSpanError
 from common.kv.geometry import KVGeometry
 from common.model.prefill import ChunkedPrefill
 from common.runtime.clock import Clock
+from common.runtime.invariants import raise_on
 from common.telemetry.timeline import Timeline
 from decode_service.cache.storage import PagedStorage
 from decode_service.journaling import DecodeJournal
@@ -125,6 +126,8 @@ class LocalEngine:
             self._journal.local_ended(reservation, _outcome_of(finished), len(writer.missing()))
             reservation.drop(Holder.ENGINE)
             _transfer(finished, outcome)
+            if isinstance(error := finished.exception(), InvariantViolation):
+                raise_on(loop, error)
 
         work.add_done_callback(ended)
         return local

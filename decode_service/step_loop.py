@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from common.errors import Cancelled, EngineFailed, InvariantViolation, KVSpanError
+from common.runtime.invariants import raise_break
 from common.telemetry.logging import log_fields
 from decode_service.backends.base import DecodeBackend, LaneStep
 from decode_service.generation import TokenEvent
@@ -81,6 +82,12 @@ class StepLoop:
     # ------------------------------------------------------------------ step thread
 
     def _run(self) -> None:
+        try:
+            self._decode()
+        except Exception as error:  # noqa: BLE001 - nobody else sees how a thread ends
+            raise_break(self._loop, "step loop", error)
+
+    def _decode(self) -> None:
         while True:
             events = self._take_new()
             if self._is_stopping:

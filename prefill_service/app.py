@@ -25,6 +25,7 @@ from common.model.loader import load_model
 from common.model.prefill import ChunkedPrefill, numerics
 from common.runtime.boot import new_boot_id
 from common.runtime.clock import SystemClock
+from common.runtime.invariants import watch_callbacks
 from common.runtime.lifecycle import Lifecycle
 from common.runtime.memory import trim_memory
 from common.runtime.threads import resolve_threads, share_interpreter
@@ -68,6 +69,7 @@ async def serve(config: PrefillConfig, on_ready: Callable[[str], None]) -> None:
     loaded = load(config)
     service = PrefillService(config, loaded)
     share_interpreter()
+    watch_callbacks(asyncio.get_running_loop(), service.break_off)
     with Lifecycle() as lifecycle:
         lifecycle.before_exit(service.remove_files)
         on_ready(await service.start())
@@ -122,7 +124,7 @@ class PrefillService:
     async def start(self) -> str:
         """Bind, serve and return the address."""
         self._journal.service_started(self._offer.identity.geometry)
-        self._server = make_server([SERVICE_NAME], on_invariant=self._break)
+        self._server = make_server([SERVICE_NAME], on_invariant=self.break_off)
         transfer_pb2_grpc.add_PrefillServiceServicer_to_server(self._servicer, self._server.grpc)
         address = self._server.listen(self._config.listen)
         self._engine_task = asyncio.create_task(
@@ -149,7 +151,8 @@ class PrefillService:
         if self._broken.done():
             self._broken.result()
 
-    def _break(self, error: InvariantViolation) -> None:
+    def break_off(self, error: InvariantViolation) -> None:
+        """End the service: an invariant is broken, so nothing it holds can be trusted."""
         if not self._broken.done():
             self._broken.set_exception(error)
 

@@ -11,6 +11,8 @@ import pytest
 
 from common.errors import (
     Draining,
+    EngineFailed,
+    InvariantViolation,
     KVSpanError,
     PeerLost,
     PeerUnavailable,
@@ -20,6 +22,7 @@ from common.errors import (
 )
 from common.kv.ranges import Range
 from common.runtime.clock import SystemClock
+from common.runtime.invariants import watch_callbacks
 from common.session.messages import TransferMode
 from common.telemetry.timeline import Timeline
 from decode_service.core import LossPolicy, RequestCounts
@@ -397,3 +400,19 @@ async def test_a_grant_of_a_session_that_has_just_ended_is_a_loss(slab_dir: Path
         await pair.connect()
 
         assert ["".join(await task) for task in tasks] == ["defg"] * 3
+
+
+async def test_a_broken_invariant_of_the_local_engine_reaches_the_service(slab_dir: Path) -> None:
+    """Also when the client is gone: our own bug is no failure of one prompt."""
+    async with memory_pair(slab_dir) as pair:
+        seen: asyncio.Queue[InvariantViolation] = asyncio.Queue()
+        watch_callbacks(asyncio.get_running_loop(), seen.put_nowait)
+
+        def on_layer(chunk: Range, layer: int) -> None:
+            raise InvariantViolation("a page was lost")
+
+        pair.local.on_layer = on_layer
+        with pytest.raises(EngineFailed, match="a page was lost"):
+            await pair.generate(make_request(route=Route.LOCAL))
+
+        assert str(await seen.get()) == "a page was lost"

@@ -1,19 +1,22 @@
 """Copies of spans from a slab into pages."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pickle import PickleBuffer
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from common.errors import ChecksumMismatch, EngineFailed, KVSpanError
+from common.errors import ChecksumMismatch, EngineFailed, InvariantViolation, KVSpanError
 from common.kv.digest import DigestKind, digest
 from common.kv.geometry import GroupGeometry
 from common.kv.ranges import Range
 from common.kv.spans import Span, key_range, span_bytes, value_range
 from common.runtime.clock import ManualClock
+from common.runtime.invariants import watch_callbacks
 from common.telemetry.timeline import SpanRecord
 from decode_service.cache.storage import Kind, PagedStorage
 from decode_service.cache.tables import PageTable
@@ -36,11 +39,14 @@ class FragileStorage(PagedStorage):
     """Pages that can become impossible to have."""
 
     is_broken = False
+    is_wrong = False
 
     def rows(self, group_index: int, group_layer: int, kind: Kind) -> NDArray[np.uint8]:
         """Return the rows, or raise."""
         if self.is_broken:
             raise MemoryError("no such page")
+        if self.is_wrong:
+            raise InvariantViolation("a page was lost")
         return super().rows(group_index, group_layer, kind)
 
 
@@ -229,3 +235,39 @@ async def test_stopping_ends_after_what_is_queued() -> None:
 
     assert [(await bench.said.get()).__class__ for _ in range(5)] == [SpanRecord] * 5
     assert bench.said.empty()
+
+
+@pytest.fixture
+async def violations(caplog: pytest.LogCaptureFixture) -> asyncio.Queue[InvariantViolation]:
+    """What the service is told."""
+    caplog.set_level(logging.CRITICAL)
+    seen: asyncio.Queue[InvariantViolation] = asyncio.Queue()
+    watch_callbacks(asyncio.get_running_loop(), seen.put_nowait)
+    return seen
+
+
+async def test_a_broken_invariant_fails_the_span_and_reaches_the_service(
+    violations: asyncio.Queue[InvariantViolation],
+) -> None:
+    """Our own bug is no failure of one copy."""
+    span, source = make_told(GEOMETRY.groups[0], Range(0, 2), Range(5, 11), sequence=3)
+    async with running() as bench:
+        bench.storage.is_wrong = True
+        bench.submit(span, source)
+
+        assert isinstance(await bench.said.get(), EngineFailed)
+        assert str(await violations.get()) == "a page was lost"
+
+
+async def test_a_thread_that_breaks_reaches_the_service(
+    violations: asyncio.Queue[InvariantViolation],
+) -> None:
+    """Else every later request would wait for its deadline."""
+    span, source = make_told(GEOMETRY.groups[0], Range(0, 2), Range(5, 11), sequence=3)
+    async with running() as bench:
+        view = memoryview(source)
+        user = PickleBuffer(view)
+        bench.importer.submit(ImportJob(span, view, TABLES[0], KIND, bench.said.put_nowait))
+
+        assert "importer broke: BufferError" in str(await violations.get())
+        user.release()

@@ -4,13 +4,16 @@ import asyncio
 import logging
 import platform
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
-from common.errors import Cancelled, EngineFailed
+from common.errors import Cancelled, EngineFailed, InvariantViolation
+from common.runtime.invariants import watch_callbacks
+from decode_service.backends.base import LaneStep
 from decode_service.generation import FinishReason
 from decode_service.step_loop import StepLoop
 from tests.support.decoding import GEOMETRY, HeldBackend, Lane, make_lane
@@ -177,6 +180,25 @@ async def test_a_client_that_left_before_the_first_step_costs_none() -> None:
         assert isinstance(await lane.error(), Cancelled)
         assert backend.batches == []
         assert lane.is_free
+
+
+class ShortBackend(CountingBackend):
+    """A backend that forgets its last lane."""
+
+    def step(self, batch: Sequence[LaneStep]) -> Tensor:
+        """See `DecodeBackend`."""
+        return super().step(batch)[:-1]
+
+
+async def test_a_thread_that_breaks_reaches_the_service(caplog: pytest.LogCaptureFixture) -> None:
+    """Else every request would wait for its deadline."""
+    caplog.set_level(logging.CRITICAL)
+    seen: asyncio.Queue[InvariantViolation] = asyncio.Queue()
+    watch_callbacks(asyncio.get_running_loop(), seen.put_nowait)
+    async with running(ShortBackend(GEOMETRY)) as loop:
+        start(loop, make_lane("p", 3))
+
+        assert "step loop broke: IndexError" in str(await seen.get())
 
 
 @pytest.mark.skipif(platform.machine() not in FUTEX, reason="the number of the system call is not known")
