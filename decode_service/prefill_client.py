@@ -205,7 +205,7 @@ class PrefillPeer:
     async def _serve(self, stub: transfer_pb2_grpc.PrefillServiceStub) -> None:
         """Open a session and serve it until it ends; raises why it ended."""
         config = self._config
-        slab = await asyncio.to_thread(SlabSegment.create, config.slab_dir, config.slab_bytes, config.boot_id)
+        slab = await make_slab(config)
         hello = config.make_hello(SlabHandle(slab.name, slab.size_bytes, SPAN_LAYOUT))
         session = self._session = PeerSession(hello, slab, self._context)
         call = stub.Transfer()
@@ -276,6 +276,20 @@ class PrefillPeer:
             fields = log_fields(target=self._target, state=self._state.value, problem=error)
             logger.warning("session.failed", extra=fields)
         self._problem = str(error)
+
+
+async def make_slab(config: PeerConfig) -> SlabSegment:
+    """Make a slab on another thread; when cancelled meanwhile, end only after it is gone again."""
+    making = asyncio.create_task(
+        asyncio.to_thread(SlabSegment.create, config.slab_dir, config.slab_bytes, config.boot_id)
+    )
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        await asyncio.wait([making])
+        if making.exception() is None:
+            making.result().close()
+        raise
 
 
 TransferCall = grpc.aio.StreamStreamCall[pb.TransferRequest, pb.TransferResponse]
