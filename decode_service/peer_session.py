@@ -351,7 +351,8 @@ class PeerSession:
         def done(outcome: SpanRecord | KVSpanError) -> None:
             if isinstance(outcome, SpanRecord):
                 self._journal.imported(span)
-                held.timeline.spans.append(outcome)
+                if held.error is None:  # else the request may run again, with the same timeline
+                    held.timeline.spans.append(outcome)
                 self._carry_out(self._machine.import_finished(span.transfer_id, span.sequence))
             else:
                 self._journal.refused(span, outcome.code)

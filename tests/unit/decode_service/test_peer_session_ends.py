@@ -284,3 +284,15 @@ async def test_an_orderly_end_does_not_wait_for_what_the_peer_left_undone(
     desk.importer.finish()
     leave(transfer)
     assert transfer.is_free
+
+
+async def test_a_copy_that_ends_after_the_loss_leaves_no_mark(desk: SessionDesk) -> None:
+    """The request may run again by then, and its times are those of the try that succeeds."""
+    transfer = await streaming(desk)
+    desk.importer.finish(1)
+    desk.session.close(LOST)
+
+    desk.importer.finish()
+
+    assert len(transfer.timeline.spans) == 1
+    leave(transfer)
