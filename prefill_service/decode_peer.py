@@ -44,6 +44,10 @@ from prefill_service.span_writer import SlotTarget
 logger = logging.getLogger(__name__)
 
 
+MAX_UNSAID = 1000
+"""Messages that may wait for a peer before nothing more is read of it, so that questions cost no memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class PeerContext:
     """What every peer shares."""
@@ -74,6 +78,8 @@ class DecodePeer:
         self._timers: dict[int, asyncio.TimerHandle] = {}
         # Invariant: _jobs and _timers have the ids of the jobs the machine counts as live.
         self._outgoing: asyncio.Queue[PrefillMessage | None] = asyncio.Queue()
+        # Invariant: at most MAX_UNSAID answers wait, beside the spans and ends of live jobs.
+        self._was_taken = asyncio.Event()
 
     # ------------------------------------------------------------------- questions
 
@@ -99,6 +105,12 @@ class DecodePeer:
 
     # ---------------------------------------------------------------------- stream
 
+    async def wait_heard(self) -> None:
+        """Wait until the peer has taken enough of what was said; one that does not read is not heard."""
+        while self._outgoing.qsize() > MAX_UNSAID:
+            self._was_taken.clear()
+            await self._was_taken.wait()
+
     def receive(self, message: DecodeMessage) -> None:
         """Take one message of the stream; raises what the machine raises."""
         self._journal.received(message)
@@ -106,7 +118,9 @@ class DecodePeer:
 
     async def next_message(self) -> PrefillMessage | None:
         """Wait for the next message to send; None when the stream is to end."""
-        return await self._outgoing.get()
+        message = await self._outgoing.get()
+        self._was_taken.set()
+        return message
 
     def drain(self) -> None:
         """Refuse what is started from now on."""

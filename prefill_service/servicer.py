@@ -94,6 +94,7 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
         while (request := await context.read()) is not grpc.aio.EOF:
             watch.heard()
             peer.receive(decode_message_from_proto(request))
+            await peer.wait_heard()
 
     async def _watch(self, watch: SilenceWatch) -> None:
         """Raise `PeerLost` when decode has been silent for too long; it pings an open session."""

@@ -92,6 +92,7 @@ class Coverage:
         # Invariant: len(_placed) = num_spans; each value is the span that was placed first.
         self._placed: dict[_Descriptor, Span] = {}
         self._by_sequence: dict[int, _Descriptor] = {}
+        # Invariant: len(_by_sequence) = num_spans; a repetition takes no memory, whatever its number.
         # Invariant: sorted, disjoint, inside _slot_bytes; first byte, stop and sequence of each span that
         # is placed and not released.
         self._occupied: list[tuple[int, int, int]] = []
@@ -116,7 +117,6 @@ class Coverage:
         descriptor = _descriptor(span)
         self._check_sequence(span, descriptor)
         if descriptor in self._placed:
-            self._by_sequence[span.sequence] = descriptor
             self._num_duplicates += 1
             return Placement.DUPLICATE
         self._check_ranges(span)

@@ -10,6 +10,8 @@ import pytest
 from common.errors import EngineFailed, GeometryMismatch, LeaseExpired, SlabNotShared
 from common.kv.digest import DigestKind, digest
 from common.session.messages import (
+    Ping,
+    Pong,
     PrefillAccepted,
     PrefillCancelled,
     PrefillDone,
@@ -17,8 +19,9 @@ from common.session.messages import (
     SlabHandle,
     Welcome,
 )
+from prefill_service.decode_peer import MAX_UNSAID
 from tests.support.factories import make_geometry
-from tests.support.prefill_peers import PeerDesk, make_engine, make_peer_desk, spans_of
+from tests.support.prefill_peers import PeerDesk, make_engine, make_peer_desk, spans_of, turns
 from tests.support.sessions import NONCE, make_hello, make_identity, make_spans, make_start, make_totals
 
 pytestmark = pytest.mark.usefixtures("leak_check")
@@ -235,3 +238,19 @@ async def test_a_slot_outside_the_slab_s_data_fails_its_transfer_alone(
     assert failed.reason == "START_REFUSED"
     await desk.start(22)
     desk.cancel(22)
+
+
+async def test_a_peer_that_does_not_read_is_not_heard(desk: PeerDesk) -> None:
+    """Its questions must not fill our memory with answers."""
+    await desk.greet()
+    for number in range(MAX_UNSAID):
+        desk.peer.receive(Ping(number))
+    await desk.peer.wait_heard()
+
+    desk.peer.receive(Ping(MAX_UNSAID))
+    heard = asyncio.create_task(desk.peer.wait_heard())
+    await turns()
+    assert not heard.done()
+
+    assert await desk.peer.next_message() == Pong(0)
+    await heard

@@ -184,6 +184,18 @@ def test_a_sequence_number_is_refused_when_another_span_used_it(coverage: Covera
     assert caught.value.field == "sequence"
 
 
+def test_a_duplicate_leaves_nothing_behind(coverage: Coverage) -> None:
+    """A peer that repeats a span under ever new numbers must not make us remember them."""
+    coverage.place(_span())
+
+    assert coverage.place(replace(_span(), sequence=77)) is Placement.DUPLICATE
+
+    assert coverage.place(replace(_span(tokens=Range(7, 9)), sequence=77, offset=8192, length=768)) is (
+        Placement.NEW
+    )
+    coverage.check_integrity()
+
+
 def test_bytes_can_be_used_again_when_their_span_is_released(coverage: Coverage) -> None:
     """A slot smaller than the transfer is a window that is filled again after each release."""
     coverage.place(_span())
