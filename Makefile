@@ -9,13 +9,14 @@ QUESTION ?= Why is the sky blue? Answer in two sentences.
 # buf keeps a cache; a build machine's home may not be writable.
 export BUF_CACHE_DIR ?= $(CURDIR)/build/buf
 
-.PHONY: demo test check parity bench stubs install clean help
+.PHONY: demo test check parity faults bench stubs install clean help
 
 help:
 	@echo "make demo    ask one question to a prefill and a decode service on this host"
 	@echo "make test    run every test"
 	@echo "make check   lint, types, layers, stubs, contract and compose file"
 	@echo "make parity  compare tokens with transformers' generate"
+	@echo "make faults  kill, stop, corrupt and lie at every point; prints a table"
 	@echo "make bench   measure transfers"
 	@echo "make stubs   generate kvspan/v1 from protos/"
 	@echo "make clean   remove what these targets made"
@@ -40,6 +41,9 @@ check: install
 
 parity: install
 	$(BIN)/pytest tests/parity --full-parity
+
+faults: install
+	$(BIN)/pytest tests/faults --full-faults -q
 
 bench: install
 	$(BIN)/kvspan bench quick

@@ -1,0 +1,242 @@
+"""A prefill service played by the driver: honest but for one thing, which a script says.
+
+Theory of operation: it greets with the identity that decode told it, maps the slab and answers each prompt
+with spans of zeros whose digests are right. A script changes the messages on their way out; without one it
+does not take calls. A cancel is answered by nothing but what the script sends.
+
+Ownership: `HostilePrefill` owns its server and one mapping per session; it serves one decode service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from common.kv.digest import DigestKind, digest
+from common.kv.geometry import KVGeometry
+from common.kv.plan import SpanGranularity, plan_spans
+from common.kv.spans import SPAN_LAYOUT, Span
+from common.session.messages import (
+    GroupTotals,
+    Hello,
+    Ping,
+    Pong,
+    PrefillAccepted,
+    PrefillDone,
+    SourceTimings,
+    SpanTold,
+    StartPrefill,
+    TransferMode,
+    Welcome,
+)
+from common.session.negotiation import PROTOCOL_VERSIONS, PrefillOffer
+from common.slab.segment import SlabSegment
+from common.wire.convert import (
+    capabilities_to_proto,
+    decode_message_from_proto,
+    identity_from_proto,
+    to_proto,
+)
+from kvspan.v1 import geometry_pb2, transfer_pb2_grpc
+from kvspan.v1 import transfer_pb2 as pb
+
+GRANULARITY = SpanGranularity(chunk_tokens=64, min_span_bytes=24 << 10, max_span_bytes=48 << 10)
+BOOT_ID = "hostile"
+
+Messages = list[pb.TransferResponse]
+Change = Callable[[Messages], Messages]
+
+
+def unchanged(messages: Messages) -> Messages:
+    """Send what an honest peer sends."""
+    return messages
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What the peer does wrong, and what the victim must see."""
+
+    name: str
+    expected: str
+    answer: Change = unchanged
+    """Changes PrefillAccepted, the spans and PrefillDone of each prompt."""
+
+    also: str = ""
+    """Another end that is right when copies are still under way."""
+
+    greet: Change = unchanged
+    """Changes Welcome, which is all that is sent before the first prompt."""
+
+    problem: str = ""
+    """What decode must say of a peer that it does not open a session with."""
+
+    time_limit_s: float = 30.0
+    """Deadline of the victim."""
+
+    def __str__(self) -> str:
+        return self.name.replace(" ", "_")
+
+
+class HostilePrefill(transfer_pb2_grpc.PrefillServiceServicer):
+    """The server; `script` says how it behaves from the next session on."""
+
+    def __init__(self, address: str, identity: geometry_pb2.PeerIdentity, slab_dir: Path) -> None:
+        self.script: Script | None = None
+        self._address = address
+        self._identity = identity_from_proto("identity", identity)
+        self._slab_dir = slab_dir
+        self._server = grpc.aio.server()
+        self._streams: set[asyncio.Future[None]] = set()
+        # Invariant: one for each open stream, which ends when it is done.
+
+    async def start(self) -> None:
+        """Listen."""
+        transfer_pb2_grpc.add_PrefillServiceServicer_to_server(self, self._server)
+        self._server.add_insecure_port(self._address)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """End all streams and listen no more."""
+        await self._server.stop(0)
+
+    def end_sessions(self) -> None:
+        """End every stream."""
+        for ended in self._streams:
+            ended.set_result(None)
+
+    async def GetCapabilities(  # noqa: N802 - name given by the contract
+        self, request: pb.PrefillServiceGetCapabilitiesRequest, context: Any
+    ) -> pb.PrefillServiceGetCapabilitiesResponse:
+        """Tell what decode wants to hear."""
+        if self.script is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "no script is played")
+        return capabilities_to_proto(self.offer(), linears="hostile", num_threads=1)
+
+    async def Transfer(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
+        """Serve one session by the script, until either side ends it."""
+        assert self.script is not None
+        session = _Session(self, self.script, context)
+        ended = asyncio.get_running_loop().create_future()
+        self._streams.add(ended)
+        work = asyncio.create_task(session.serve())
+        try:
+            await asyncio.wait([work, ended], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._streams.discard(ended)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    def attach(self, hello: Hello) -> SlabSegment:
+        """Map the slab of a session; the caller closes it."""
+        return SlabSegment.attach(self._slab_dir, hello.slab.name, hello.slab.size_bytes)
+
+    def offer(self) -> PrefillOffer:
+        """Return what a session is told."""
+        return PrefillOffer(
+            versions=PROTOCOL_VERSIONS,
+            boot_id=BOOT_ID,
+            identity=self._identity,
+            modes=tuple(TransferMode),
+            digests=(DigestKind.XXH3_64,),
+            layouts=(SPAN_LAYOUT,),
+            granularity=GRANULARITY,
+            max_prompt_tokens=1024,
+            max_concurrency=8,
+            can_skip_prefix=False,
+        )
+
+    def welcome(self, slab: SlabSegment) -> pb.TransferResponse:
+        """Return an honest Welcome."""
+        offer = self.offer()
+        return to_proto(
+            Welcome(
+                version=1,
+                boot_id=BOOT_ID,
+                identity=offer.identity,
+                modes=offer.modes,
+                digest=offer.digests[0],
+                granularity=offer.granularity,
+                max_prompt_tokens=offer.max_prompt_tokens,
+                max_concurrency=offer.max_concurrency,
+                can_skip_prefix=offer.can_skip_prefix,
+                nonce=slab.nonce,
+            )
+        )
+
+
+class _Session:
+    """One stream; owns the mapping of its slab."""
+
+    def __init__(self, owner: HostilePrefill, script: Script, context: Any) -> None:
+        self._owner = owner
+        self._script = script
+        self._context = context
+        self._slab: SlabSegment | None = None
+
+    async def serve(self) -> None:
+        """Answer what comes until the stream ends."""
+        try:
+            while (request := await self._context.read()) is not grpc.aio.EOF:
+                for response in self._responses(request):
+                    await self._context.write(response)
+        finally:
+            if self._slab is not None:
+                self._slab.close()
+
+    def _responses(self, request: pb.TransferRequest) -> Messages:
+        message = decode_message_from_proto(request)
+        match message:
+            case Hello():
+                self._slab = self._owner.attach(message)
+                return self._script.greet([self._owner.welcome(self._slab)])
+            case StartPrefill() if self._slab is not None:
+                geometry = self._owner.offer().identity.geometry
+                return self._script.answer(answer(message, self._slab, geometry))
+            case Ping(number):
+                return [to_proto(Pong(number))]
+        return []
+
+
+def answer(start: StartPrefill, slab: SlabSegment, geometry: KVGeometry) -> Messages:
+    """Return what an honest peer says to a prompt, over zeros."""
+    plan = plan_spans(geometry, start.first_token, len(start.token_ids), GRANULARITY)
+    totals = [[0, 0, 0] for _ in geometry.groups]
+    messages = [to_proto(PrefillAccepted(start.transfer_id, start.attempt, 0))]
+    for sequence, planned in enumerate(plan):
+        offset = start.slot_offset + planned.offset
+        memory = slab.view(offset, planned.length)
+        memory[:] = bytes(planned.length)
+        span = Span(
+            transfer_id=start.transfer_id,
+            attempt=start.attempt,
+            slot_id=start.slot_id,
+            generation=start.generation,
+            sequence=sequence,
+            group_index=planned.group_index,
+            layers=planned.layers,
+            tokens=planned.tokens,
+            offset=offset,
+            length=planned.length,
+            digest=digest(DigestKind.XXH3_64, memory),
+            written_ns=1,
+            told_ns=1,
+        )
+        memory.release()
+        messages.append(to_proto(SpanTold(span)))
+        counts = (1, planned.length, len(planned.layers) * len(planned.tokens))
+        for index, count in enumerate(counts):
+            totals[planned.group_index][index] += count
+    done = PrefillDone(
+        transfer_id=start.transfer_id,
+        attempt=start.attempt,
+        generation=start.generation,
+        totals=tuple(GroupTotals(index, *counts) for index, counts in enumerate(totals)),
+        logits=bytes(4 * geometry.vocab_size),
+        timings=SourceTimings(1, 2, 3),
+    )
+    return [*messages, to_proto(done)]
