@@ -40,6 +40,7 @@ class EngineLoop:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefill-engine")
         self._running: Job | None = None
         self._job_ended = asyncio.Event()
+        self._has_ended = False
 
     @property
     def is_idle(self) -> bool:
@@ -47,10 +48,10 @@ class EngineLoop:
         return self._running is None and not len(self._queue)
 
     async def wait_idle(self, limit_s: float) -> None:
-        """Wait until no job is queued or running, at most `limit_s` seconds."""
+        """Wait until no job is queued or running, at most `limit_s` seconds, or the loop has ended."""
         try:
             async with asyncio.timeout(limit_s):
-                while not self.is_idle:
+                while not self.is_idle and not self._has_ended:
                     self._job_ended.clear()
                     await self._job_ended.wait()
         except TimeoutError:
@@ -68,6 +69,8 @@ class EngineLoop:
                 if peer.start(job):
                     await self._run_job(job, peer)
         finally:
+            self._has_ended = True
+            self._job_ended.set()
             await asyncio.to_thread(self._thread.shutdown)
 
     async def _run_job(self, job: Job, peer: DecodePeer) -> None:

@@ -184,6 +184,26 @@ async def test_an_invariant_violation_ends_the_loop(slab_dir: Path, caplog: pyte
         assert isinstance((await bench.first.said(1))[0], PrefillFailed)
 
 
+async def test_nobody_waits_for_jobs_of_a_loop_that_broke(
+    slab_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They would be waited for until the grace is over, and nobody would ever take them."""
+    caplog.set_level(logging.CRITICAL)
+    async with make_bench(slab_dir) as bench:
+
+        def on_layer(chunk: Range, layer: int) -> None:
+            raise InvariantViolation("a page was lost")
+
+        bench.engine.on_layer = on_layer
+        await bench.first.start()
+        await bench.second.start()
+        await bench.loop.wait_idle(60)
+
+        assert not bench.loop.is_idle
+        with pytest.raises(InvariantViolation, match="a page was lost"):
+            await bench.task
+
+
 async def test_waiting_for_idle_ends_with_the_last_job(slab_dir: Path) -> None:
     """Queued jobs count."""
     async with make_bench(slab_dir) as bench:
