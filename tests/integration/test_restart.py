@@ -214,6 +214,33 @@ async def test_drain_finishes_what_runs_and_refuses_what_comes(
         assert service.peers[0].statistics().state is PeerState.CLOSED
 
 
+@pytest.mark.parametrize("mode", MODES)
+async def test_prefill_that_drains_computes_what_runs_and_refuses_what_comes(
+    dense: Configs, load: LoadPair, oracle: Oracle, mode: str
+) -> None:
+    """SIGTERM's way: the last prompt is published before its session ends; who comes later is told to."""
+    gate, copies = Gate(), load(*dense)
+    async with running_decode(dense[1], copies.decode) as (service, address), AsyncClient(address) as client:
+        async with running_prefill(dense[0], gated(copies, gate).prefill) as (prefill, _):
+            await open_session(service)
+            running = asyncio.create_task(
+                client.complete(
+                    token_ids=PROMPT,
+                    max_new_tokens=3,
+                    ignore_eos=True,
+                    logprobs=1,
+                    transfer=mode,  # type: ignore[arg-type]
+                )
+            )
+            await wait_until(lambda: gate.num_arrived == 1)
+            prefill.servicer.drain()
+            await assert_unavailable(address)
+            await wait_for_health(address, NOT_SERVING)
+            gate.open()
+        oracle.assert_greedy(PROMPT, await running)
+        await wait_until(lambda: service.admission.statistics().lanes_used == 0)
+
+
 async def test_two_decode_services_share_one_prefill_service(
     dense: Configs, load: LoadPair, oracle: Oracle, tmp_path: Path
 ) -> None:
