@@ -347,11 +347,12 @@ class DecodeService:
     @property
     def _routes(self) -> tuple[Route, ...]:
         """Routes that can be asked for."""
-        return (Route.AUTO, Route.REMOTE, Route.LOCAL) if self._config.prefill else (Route.AUTO, Route.LOCAL)
+        return (Route.AUTO, Route.REMOTE, Route.LOCAL) if self._config.prefill else (Route.LOCAL,)
 
     @property
     def _default_route(self) -> Route:
-        return Route(self._config.route)
+        has_choice = self._config.route != "auto" or self._config.prefill
+        return Route(self._config.route) if has_choice else Route.LOCAL
 
     @property
     def _max_context(self) -> int:

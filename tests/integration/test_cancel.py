@@ -51,7 +51,11 @@ async def test_a10_cancel_while_queued_for_a_lane(
     """A10: a queued request that is cancelled leaves the queue; the one before and behind it are served."""
     configs, gate = make_configs(tmp_path, checkpoints["DENSE"], lanes=1), Gate()
     async with running_pair(*configs, gated(load(*configs), gate)) as pair:
-        first, queued, last = (asyncio.create_task(pair.ask(PROMPT, 2)) for _ in range(3))
+        first = asyncio.create_task(pair.ask(PROMPT, 2))
+        await wait_until(lambda: pair.decode.admission.statistics().lanes_used == 1)
+        queued = asyncio.create_task(pair.ask(PROMPT, 2))
+        await wait_until(lambda: pair.decode.admission.statistics().num_queued == 1)
+        last = asyncio.create_task(pair.ask(PROMPT, 2))
         await wait_until(lambda: pair.decode.admission.statistics().num_queued == 2)
 
         await cancel(queued)

@@ -87,15 +87,20 @@ ANY_TRANSFER_MESSAGE: list[PrefillMessage] = [
 
 def test_the_table_is_the_diagram() -> None:
     """Forward only, and closed from everywhere."""
-    assert SESSION_TRANSITIONS == {
-        (SessionState.NEW, SessionEvent.GREET): SessionState.GREETING,
-        (SessionState.GREETING, SessionEvent.WELCOME): SessionState.OPEN,
-        **{
-            (state, SessionEvent.CLOSE): SessionState.CLOSED
-            for state in SessionState
-            if state is not SessionState.CLOSED
-        },
+    closing = {
+        (state, SessionEvent.CLOSE): SessionState.CLOSED
+        for state in SessionState
+        if state is not SessionState.CLOSED
     }
+
+    assert (
+        closing
+        | {
+            (SessionState.NEW, SessionEvent.GREET): SessionState.GREETING,
+            (SessionState.GREETING, SessionEvent.WELCOME): SessionState.OPEN,
+        }
+        == SESSION_TRANSITIONS
+    )
 
 
 def test_every_state_has_a_walk_and_closed_has_no_exit() -> None:
