@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     except CommandFailed as error:
         _complain(str(error))
-        return EXIT_FAILED
+        return error.exit_code
     except KVSpanError as error:
         _complain(f"{error.code}: {error}")
         return EXIT_FAILED

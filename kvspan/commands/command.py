@@ -28,4 +28,8 @@ class Command:
 
 
 class CommandFailed(Exception):
-    """The work could not be done; the message is all that the operator is told, the exit code is 1."""
+    """The work could not be done; the message is all that the operator is told."""
+
+    def __init__(self, message: str, exit_code: int = EXIT_FAILED) -> None:
+        self.exit_code = exit_code
+        super().__init__(message)

@@ -17,7 +17,7 @@ from typing import Any
 
 from common.runtime import Lifecycle
 from decode_service.config import DecodeConfig
-from kvspan.commands.command import Command, CommandFailed
+from kvspan.commands.command import EXIT_FAILED, EXIT_USAGE, Command, CommandFailed
 from kvspan.commands.flags import add_flags, arguments_of, build_config, given_texts, parse_flag
 from kvspan.commands.health import DECODE_SERVICE, wait_serving
 from kvspan.commands.pair import ChildEnded, Pair, PairPlan, service_command
@@ -105,7 +105,8 @@ async def run_pair(
                 with told_failures():
                     return await pair.run(lifecycle.drain, announce)
             except ChildEnded as ended:
-                raise CommandFailed(f"{ended}; the pair ends with it") from ended
+                exit_code = EXIT_USAGE if ended.returncode == EXIT_USAGE else EXIT_FAILED
+                raise CommandFailed(f"{ended}; the pair ends with it", exit_code) from ended
             except TimeoutError:
                 raise CommandFailed(f"no session within {ready_timeout_s:g} s; the pair ends") from None
 
