@@ -15,7 +15,7 @@ STREAM, MODES = ("stream",), ("stream", "whole", "deferred")
 FAIL, ALL_POLICIES = ("fail",), ("fail", "retry", "local")
 
 AFTER_PUBLICATION = ("published", "decoding")
-BETWEEN = ("between1", "between2", "between4", "between6", "between8")
+BETWEEN = ("between1", "between2", "between4", "between6", "between7")
 MOVING = ("first", "between3", "told", "importing")
 """One point of each kind before publication."""
 
@@ -102,7 +102,7 @@ ROWS = (
     Row("engine raises", ("layer7", "told"), MODES, FAIL, GEMMA),
     Row("engine out of memory", ("layer7", "between3")),
     Row("engine thread exits", ("layer7", "told")),
-    Row("bytes altered", ("import0", "import4", "import8"), MODES),
+    Row("bytes altered", ("import0", "import4", "import7"), MODES),
     Row("bytes altered", ("import0", "import3"), MODES, FAIL, GEMMA),
     Row("copy raises", ("copy0", "copy4"), STREAM),
     Row("no credit", ("importing",), ("stream", "whole"), FAIL, BOTH),

@@ -5,6 +5,7 @@ Each check yields what it found wrong, as text. Facts of other processes settle 
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -73,10 +74,17 @@ class Checks:
         self._turn = 0
 
     async def warm(self, cluster: Cluster) -> None:
-        """Take the census of services that have served once and are new here."""
-        for process in (*cluster.decodes, *cluster.prefills):
-            if process.pid not in self._warm:
-                self._warm[process.pid] = await take_census(process)
+        """Let services that are new here do everything once, and take their census."""
+        services = (*cluster.decodes, *cluster.prefills)
+        new = [process for process in services if process.pid not in self._warm]
+        if new:
+            routes = ("remote",) * len(cluster.prefills) + ("local",)
+            calls = [
+                Request(client, ORDINARY[0], route=route) for client in cluster.clients for route in routes
+            ]
+            await asyncio.gather(*(call.outcome() for call in calls))
+        for process in new:
+            self._warm[process.pid] = await take_census(process)
 
     async def leaks(self, cluster: Cluster) -> AsyncIterator[str]:
         """Yield what is still held or left."""

@@ -12,11 +12,10 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 from tests.faults import strange
-from tests.faults.calls import MODELS, ORDINARY, SURVIVOR, SWARM, VICTIMS, Oracle, Outcome, Request
+from tests.faults.calls import MODELS, ORDINARY, SURVIVOR, SWARM, VICTIMS, Oracle, Outcome
 from tests.faults.cases import Case
 from tests.faults.checks import Checks
 from tests.faults.faults import EXACT, PROCESS_FAULTS, Fault
@@ -184,8 +183,6 @@ class Driver:
             folder = self._folder / f"c{self._num_clusters}"
             cluster = self._cluster = Cluster(self._nursery, folder, shape)
             await cluster.start()
-            for client, route in product(cluster.clients, ("remote", "local")):
-                await Request(client, ORDINARY[0], route=route).outcome()
             await self._checks.warm(cluster)
         return self._cluster
 

@@ -306,6 +306,7 @@ class OtherPrefill(PrefillLoss):
             scene.notes.append(f"{self._difference} is not told: {status.peers[0].problem}")
         await scene.cluster.decode_serves(False)
         if scene.case.point == "idle":
+            scene.decode.open("step")
             await scene.send_victim().outcome()
         await impostor.kill()
 

@@ -80,7 +80,7 @@ class Broken(Fault):
 class NoCredit(Fault):
     """A prompt larger than its window, and decode gives no byte of it back in time."""
 
-    slab_bytes = 96 << 10
+    slab_bytes = 64 << 10
 
     async def strike(self, scene: Scene) -> None:
         """See `Fault`."""

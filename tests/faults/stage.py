@@ -43,13 +43,13 @@ class Gate:
 GATES = {
     "requested": Gate("start"),
     "first": Gate("tell"),
-    **{f"between{number}": Gate("tell", number) for number in range(1, 10)},
+    **{f"between{number}": Gate("tell", number) for number in range(1, 8)},
     "written": Gate("written"),
     "told": Gate("told"),
     "importing": Gate("import"),
-    **{f"layer{number}": Gate("write", number) for number in range(20)},
-    **{f"import{number}": Gate("import", number) for number in range(10)},
-    **{f"copy{number}": Gate("copy", number) for number in range(10)},
+    **{f"layer{number}": Gate("write", number) for number in range(15)},
+    **{f"import{number}": Gate("import", number) for number in range(8)},
+    **{f"copy{number}": Gate("copy", number) for number in range(8)},
 }
 
 
