@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -120,7 +121,7 @@ class Driver:
                 verdict.leaked += [found async for found in self._checks.leaks(cluster)]
                 await self._checks.warm(cluster)
         except TimeoutError as error:
-            verdict.hung.append(repr(error.__context__ or error))
+            verdict.hung.append(_place(error))
         except (AssertionError, RuntimeError) as error:
             verdict.wrong.append(repr(error))
         if not verdict.is_good:
@@ -205,3 +206,10 @@ class Driver:
         hostile, self._hostile = self._hostile, None
         if hostile is not None:
             await hostile.stop()
+
+
+def _place(error: TimeoutError) -> str:
+    """Return where the driver waited in vain, innermost last."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "/tests/faults/" in frame.filename]
+    return " > ".join(f"{Path(frame.filename).stem}.{frame.name}:{frame.lineno}" for frame in ours)

@@ -2,7 +2,7 @@
 
 Theory of operation: a service passes its gates on every request; a gate that is not armed costs a lookup. The
 driver arms one over the control socket and says what the pass number `skip` (from 0) shall do; it is told
-`at` when that pass happens. An armed gate acts once.
+`armed` at once and `at` when that pass happens. An armed gate acts once.
 
     hold      wait until the driver opens the gate
     raise, oom, exit      raise RuntimeError, MemoryError, SystemExit
@@ -112,6 +112,7 @@ class Gates:
                 match order.pop("do"):
                     case "arm":
                         self.arm(**order)
+                        self.say(armed=order["point"])
                     case "open":
                         self._orders.pop(order["point"], None)
                         if order["point"] in self._opened:

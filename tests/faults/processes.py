@@ -47,6 +47,7 @@ class Process:
         """`ready`, `refused` and counts, as they come."""
 
         self._passed: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self._armed: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._writer: asyncio.StreamWriter | None = None
 
     @property
@@ -71,10 +72,13 @@ class Process:
 
     # ------------------------------------------------------------------------ gates
 
-    def arm(self, point: str, action: str = "hold", skip: int = 0) -> None:
-        """Arm a gate; see `gates.py`."""
+    async def arm(self, point: str, action: str = "hold", skip: int = 0) -> None:
+        """Arm a gate, see `gates.py`; it is armed when this returns."""
         self._passed[point].clear()
+        self._armed[point].clear()
         self._send(do="arm", point=point, action=action, skip=skip)
+        async with asyncio.timeout(LIMIT_S):
+            await self._armed[point].wait()
 
     def open(self, point: str) -> None:
         """Let whoever waits at a gate go on, and disarm it."""
@@ -121,6 +125,8 @@ class Process:
         """The process said something."""
         if "at" in message:
             self._passed[message["at"]].set()
+        elif "armed" in message:
+            self._armed[message["armed"]].set()
         else:
             self.told.put_nowait(message)
 

@@ -106,7 +106,7 @@ class Scene:
         self.survivor = Request(self.cluster.clients[self.survivor_at], SURVIVOR)
         await self.survivor.reached(2)
         holder = self.cluster.decodes[self.survivor_at]
-        holder.arm("step")
+        await holder.arm("step")
         await holder.passed("step")
 
     def send_victim(self, **options: Any) -> Request:
@@ -178,11 +178,11 @@ class Scene:
     async def _publish(self, options: dict[str, Any]) -> None:
         decoding = 1 if self.survivor_at else 2
         if self.survivor_at:
-            self.decode.arm("step")
+            await self.decode.arm("step")
         await self._send(options)
         await self.until(lambda status: status.reservations.decoding == decoding)
         if self.case.point == "decoding":
-            self.decode.arm("step", skip=4)
+            await self.decode.arm("step", skip=4)
             await self.decode.passed("step")
             if self.victim is not None:
                 await self.victim.reached(2)
@@ -190,9 +190,9 @@ class Scene:
     async def _stop_at(self, gate: Gate, options: dict[str, Any]) -> None:
         process = self.decode if gate.name in DECODE_GATES else self.prefill
         action = self.case.action or gate.action
-        process.arm(gate.name, action, gate.skip)
+        await process.arm(gate.name, action, gate.skip)
         if gate.name == "import" and action == "hold":
-            self.decode.arm("done", "note")
+            await self.decode.arm("done", "note")
         await self._send(options)
         await process.passed(gate.name)
         if gate.name == "import" and action == "hold" and self.case.waits_for_done:
