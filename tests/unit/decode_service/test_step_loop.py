@@ -138,6 +138,28 @@ async def test_a_step_that_fails_fails_its_lanes_and_no_other(caplog: pytest.Log
         assert held.batches == ["p", "qA", "a"]
 
 
+async def test_a_lane_that_cannot_step_fails_alone(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One lane that has no part of the step is no reason to stop another (rule 8)."""
+    caplog.set_level(logging.CRITICAL)
+    backend, broken, whole = CountingBackend(GEOMETRY), make_lane("p", 9), make_lane("A", 4)
+
+    def no_row() -> LaneStep:
+        raise KeyError("position 3 has no row")
+
+    monkeypatch.setattr(broken.sequence, "lane_step", no_row)
+    async with running(backend) as loop:
+        start(loop, broken, whole)
+
+        assert await whole.tokens() == [*b"ABCD"]
+        error = await broken.error()
+        assert isinstance(error, EngineFailed)
+        assert "position 3 has no row" in str(error)
+        broken.leave()
+        assert broken.is_free
+
+
 async def test_a_sample_that_fails_fails_its_lane_alone(caplog: pytest.LogCaptureFixture) -> None:
     """Logits of one lane that are no numbers are no reason to stop another."""
     caplog.set_level(logging.CRITICAL)
