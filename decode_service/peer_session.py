@@ -25,15 +25,17 @@ from common.kv.spans import Span
 from common.runtime.clock import Clock
 from common.session.actions import (
     DecodeAction,
+    HalfClose,
     ImportSpan,
     Send,
+    SessionLeaving,
     SessionOpened,
     SlabIdle,
     TransferComplete,
     TransferDrained,
     TransferFailed,
 )
-from common.session.decode_side import DecodeSession, DecodeSessionStatistics, SessionState
+from common.session.decode_side import WELCOMED, DecodeSession, DecodeSessionStatistics
 from common.session.decode_transfer import TransferState
 from common.session.messages import DecodeMessage, Hello, PrefillMessage, StartPrefill, Welcome
 from common.slab.allocator import AllocatorStatistics, Slot, SlotAllocator
@@ -150,7 +152,7 @@ class PeerSession:
     @property
     def is_open(self) -> bool:
         """Whether the peer has welcomed us and the stream has not ended."""
-        return self._machine.state is SessionState.OPEN
+        return self._machine.state in WELCOMED
 
     @property
     def is_draining(self) -> bool:
@@ -242,11 +244,11 @@ class PeerSession:
         self._carry_out(self._machine.ping())
 
     async def next_message(self) -> DecodeMessage | None:
-        """Wait for the next message to send; None when the stream is to end."""
+        """Wait for the next message to send; None when there will be no other."""
         return await self._outgoing.get()
 
     async def wait_finished(self) -> None:
-        """The peer ends the session in order: start nothing, and wait for what needs no more of it."""
+        """The peer has ended the stream in order: start nothing, and wait for what needs no more of it."""
         self._drain(PeerLost("the prefill service ends the session"))
         while any(self._machine.transfer(one).state in FINISHED for one in self._held):
             self._has_drained.clear()
@@ -342,8 +344,17 @@ class PeerSession:
                     self._fail(transfer_id, error)
                 case TransferDrained(transfer_id):
                     self._drained(transfer_id)
-                case SlabIdle():
-                    self._slab.close()
+                case SessionLeaving() | HalfClose() | SlabIdle():
+                    self._carry_out_end(action)
+
+    def _carry_out_end(self, action: SessionLeaving | HalfClose | SlabIdle) -> None:
+        match action:
+            case SessionLeaving(error):
+                self._drain(error)
+            case HalfClose():
+                self._outgoing.put_nowait(None)
+            case SlabIdle():
+                self._slab.close()
 
     def _submit(self, span: Span) -> None:
         held = self._held[span.transfer_id]

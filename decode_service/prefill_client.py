@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -216,6 +216,7 @@ class PrefillPeer:
             session.greet()
             watch = SilenceWatch(config.silence_limit_s, config.clock)
             await first_end(self._read(session, call, watch), self._watch(session, watch))
+            await session.wait_finished()
             lost = PeerLost(f"{self._target} ended the session")
             raise lost
         except grpc.RpcError as error:
@@ -232,19 +233,14 @@ class PrefillPeer:
             await asyncio.gather(writer, return_exceptions=True)
 
     async def _read(self, session: PeerSession, call: TransferCall, watch: SilenceWatch) -> None:
-        """Feed the session until the peer ends the stream."""
+        """Feed the session until the peer ends the stream; raises the status when that is not OK."""
         async with asyncio.timeout(HANDSHAKE_S) as handshake:
-            while (response := await call.read()) is not grpc.aio.EOF:
-                assert isinstance(response, pb.TransferResponse)
+            async for response in received(call):
                 watch.heard()
                 session.receive(prefill_message_from_proto(response))
                 if self._state is not PeerState.OPEN and session.is_open:
                     handshake.reschedule(None)
                     self._opened(session)
-        code, details = await call.code(), await call.details()
-        if code is not grpc.StatusCode.OK:
-            raise await _as_error(call, code, details)
-        await session.wait_finished()
 
     async def _watch(self, session: PeerSession, watch: SilenceWatch) -> None:
         """Ping an open session; raises `PeerLost` when the peer has been silent for too long."""
@@ -295,14 +291,15 @@ async def make_slab(config: PeerConfig) -> SlabSegment:
 TransferCall = grpc.aio.StreamStreamCall[pb.TransferRequest, pb.TransferResponse]
 
 
+async def received(call: TransferCall) -> AsyncIterator[pb.TransferResponse]:
+    """Yield every response until the peer ends the stream; raises the status when that is not OK."""
+    # Not `call.read()`: after a write that failed it drops what has arrived and was not read.
+    async for response in call:
+        yield response
+
+
 async def _write(session: PeerSession, call: TransferCall) -> None:
-    """Send what the session wants to say until it has nothing more."""
+    """Send what the session wants to say, then half-close."""
     while (message := await session.next_message()) is not None:
         await call.write(to_proto(message))
-
-
-async def _as_error(call: TransferCall, code: grpc.StatusCode, details: str) -> Exception:
-    metadata = await call.trailing_metadata()
-    initial = await call.initial_metadata()
-    error = grpc.aio.AioRpcError(code, initial, metadata, details)
-    return from_rpc_error(error)
+    await call.done_writing()

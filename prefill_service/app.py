@@ -2,7 +2,7 @@
 
 Theory of operation: the model is loaded and refused or accepted before anything else is allocated. SIGTERM
 drains: health says NOT_SERVING, no new session or job is taken, queued and running jobs may end within the
-grace, streams end after their last word or are cut, and the engine's thread ends.
+grace, each peer leaves when it has heard how its own ended or is cut off, and the engine's thread ends.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ class PrefillService:
         self._servicer.drain()
         await self._server.drain()
         logger.info("service.draining", extra=log_fields(peers=len(self._servicer.peers)))
-        await self._engine_loop.wait_idle(self._config.grace_s)
+        if await self._engine_loop.wait_idle(self._config.grace_s):
+            await self._servicer.wait_left(LAST_WORDS_S)
         await self._servicer.end_streams(LAST_WORDS_S)
         await self._server.stop(0)
         if not self._engine_task.done():

@@ -123,8 +123,8 @@ class DecodePeer:
         return message
 
     def drain(self) -> None:
-        """Refuse what is started from now on."""
-        self._session.drain()
+        """Refuse what is started from now on, and say so."""
+        self._carry_out(self._session.drain())
 
     def end_stream(self) -> None:
         """Let the stream end once everything is said that waits to be said."""

@@ -47,8 +47,11 @@ class EngineLoop:
         """Whether no job is queued or running."""
         return self._running is None and not len(self._queue)
 
-    async def wait_idle(self, limit_s: float) -> None:
-        """Wait until no job is queued or running, at most `limit_s` seconds, or the loop has ended."""
+    async def wait_idle(self, limit_s: float) -> bool:
+        """Wait until no job is queued or running, at most `limit_s` seconds, and tell whether it came true.
+
+        It does not once the loop has ended.
+        """
         try:
             async with asyncio.timeout(limit_s):
                 while not self.is_idle and not self._has_ended:
@@ -56,6 +59,7 @@ class EngineLoop:
                     await self._job_ended.wait()
         except TimeoutError:
             logger.warning("engine.still_busy", extra=log_fields(limit_s=limit_s, queued=len(self._queue)))
+        return self.is_idle and not self._has_ended
 
     async def run(self, peer_of: Callable[[int], DecodePeer]) -> None:
         """Run jobs until cancelled; `peer_of` finds a peer by session number.

@@ -75,17 +75,21 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
         return tuple(self._peers.values())
 
     def drain(self) -> None:
-        """Take no new session and no new job."""
+        """Take no new session and no new job, and ask every peer to leave."""
         self._is_draining = True
         for peer in self.peers:
             peer.drain()
 
-    async def end_streams(self, limit_s: float) -> None:
-        """End every stream after its last word, so that no finished job is lost; within `limit_s`."""
-        for peer in self.peers:
-            peer.end_stream()
+    async def wait_left(self, limit_s: float) -> None:
+        """Wait until every peer has heard how its jobs ended and left, at most `limit_s` seconds."""
         if self._streams:
             await asyncio.wait(self._streams, timeout=limit_s)
+
+    async def end_streams(self, limit_s: float) -> None:
+        """End the streams of peers that have not left, after the last word; within `limit_s`."""
+        for peer in self.peers:
+            peer.end_stream()
+        await self.wait_left(limit_s)
 
     # --------------------------------------------------------------------- private
 

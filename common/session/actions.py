@@ -59,12 +59,32 @@ class TransferDrained:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionLeaving:
+    """The peer shuts down: no transfer may start in this session; those that run go on."""
+
+    error: KVSpanError
+
+
+@dataclass(frozen=True, slots=True)
+class HalfClose:
+    """Nothing more will be said: end our direction of the stream, so that the peer can end the other."""
+
+
+@dataclass(frozen=True, slots=True)
 class SlabIdle:
     """The session is closed and no copy out of (or into) its slab is under way: unmap it."""
 
 
 DecodeAction = (
-    Send | SessionOpened | ImportSpan | TransferComplete | TransferFailed | TransferDrained | SlabIdle
+    Send
+    | SessionOpened
+    | ImportSpan
+    | TransferComplete
+    | TransferFailed
+    | TransferDrained
+    | SessionLeaving
+    | HalfClose
+    | SlabIdle
 )
 
 # ----------------------------------------------------------------- prefill side

@@ -5,8 +5,12 @@ A message about one transfer can only harm that transfer; a message the session 
 (anything before Welcome, a second Welcome) raises `RemoteProtocolError` and the adapter closes the
 session. Transfers are keyed by an id that decode chose, never by the client's name for the request.
 
-    NEW --greet--> GREETING --welcome--> OPEN --close--> CLOSED
-                       +------------------ close --------->
+    NEW --greet--> GREETING --welcome--> OPEN --go_away--> LEAVING --last_ended--> LEFT --close--> CLOSED
+     +---- close ----+------- close ------+------- close -----+------------------------------------->
+
+A peer that shuts down says GoAway. Decode then starts nothing, and half-closes once the peer has said of
+each transfer how it ended. So the peer ends the stream after everything it said was read, and no message of
+ours meets a closed stream, which would lose what was not read yet.
 
 Ownership: one object per stream, used on the event loop only.
 Not here: gRPC, memory, threads, time (`decode_service/prefill_client.py`); reserving and publishing.
@@ -21,13 +25,23 @@ from common.errors import (
     InvariantViolation,
     KVSpanError,
     LocalProtocolError,
+    PeerLost,
     RemoteProtocolError,
     StaleGeneration,
 )
 from common.kv.coverage import Coverage
-from common.session.actions import DecodeAction, Send, SessionOpened, SlabIdle, TransferDrained
+from common.session.actions import (
+    DecodeAction,
+    HalfClose,
+    Send,
+    SessionLeaving,
+    SessionOpened,
+    SlabIdle,
+    TransferDrained,
+)
 from common.session.decode_transfer import OVER, DecodeTransfer, TransferState
 from common.session.messages import (
+    GoAway,
     Hello,
     Ping,
     Pong,
@@ -49,6 +63,12 @@ class SessionState(enum.Enum):
     NEW = "new"
     GREETING = "greeting"
     OPEN = "open"
+    LEAVING = "leaving"
+    """The peer starts nothing more; live transfers go on."""
+
+    LEFT = "left"
+    """We have said our last word."""
+
     CLOSED = "closed"
 
 
@@ -57,6 +77,8 @@ class SessionEvent(enum.Enum):
 
     GREET = "greet"
     WELCOME = "welcome"
+    GO_AWAY = "go_away"
+    LAST_ENDED = "last_ended"
     CLOSE = "close"
 
 
@@ -64,10 +86,17 @@ _S, _E = SessionState, SessionEvent
 SESSION_TRANSITIONS: dict[tuple[SessionState, SessionEvent], SessionState] = {
     (_S.NEW, _E.GREET): _S.GREETING,
     (_S.GREETING, _E.WELCOME): _S.OPEN,
+    (_S.OPEN, _E.GO_AWAY): _S.LEAVING,
+    (_S.LEAVING, _E.LAST_ENDED): _S.LEFT,
     (_S.NEW, _E.CLOSE): _S.CLOSED,
     (_S.GREETING, _E.CLOSE): _S.CLOSED,
     (_S.OPEN, _E.CLOSE): _S.CLOSED,
+    (_S.LEAVING, _E.CLOSE): _S.CLOSED,
+    (_S.LEFT, _E.CLOSE): _S.CLOSED,
 }
+
+WELCOMED = frozenset({_S.OPEN, _S.LEAVING, _S.LEFT})
+"""States in which the peer may speak of transfers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,15 +235,17 @@ class DecodeSession:
             return ()
         if isinstance(message, Welcome):
             return self._welcomed(message)
-        if self._state is not SessionState.OPEN:
+        if self._state not in WELCOMED:
             raise RemoteProtocolError(
                 "Welcome comes first", state=self._state.value, event=type(message).__name__
             )
+        if isinstance(message, GoAway):
+            return self._sent_away(message)
         return () if isinstance(message, Pong) else self._dispatch(message)
 
     def ping(self) -> tuple[DecodeAction, ...]:
-        """Ask the peer for a sign of life; nothing happens unless the session is open."""
-        if self._state is not SessionState.OPEN:
+        """Ask the peer for a sign of life; nothing happens before Welcome and after our last word."""
+        if self._state not in (SessionState.OPEN, SessionState.LEAVING):
             return ()
         self._pings += 1
         return (Send(Ping(self._pings)),)
@@ -228,6 +259,25 @@ class DecodeSession:
         self._step(SessionEvent.WELCOME)
         self._welcome = message
         return (SessionOpened(),)
+
+    def _sent_away(self, message: GoAway) -> tuple[DecodeAction, ...]:
+        if self._state is not SessionState.OPEN:
+            self._unknown += 1
+            return ()
+        self._step(SessionEvent.GO_AWAY)
+        return (
+            SessionLeaving(PeerLost(f"the prefill service ends the session: {message.cause}")),
+            *self._leave(),
+        )
+
+    def _leave(self) -> tuple[DecodeAction, ...]:
+        """Say the last word once the peer has said of every transfer that it writes no more."""
+        if self._state is not SessionState.LEAVING:
+            return ()
+        if not all(transfer.has_producer_ended for transfer in self._transfers.values()):
+            return ()
+        self._step(SessionEvent.LAST_ENDED)
+        return (HalfClose(),)
 
     def _dispatch(
         self, message: PrefillAccepted | SpanTold | PrefillDone | PrefillFailed | PrefillCancelled
@@ -256,15 +306,15 @@ class DecodeSession:
     def _settle(
         self, transfer: DecodeTransfer, actions: tuple[DecodeAction, ...]
     ) -> tuple[DecodeAction, ...]:
-        """Drop a transfer that has drained; a closed session that has none left is idle."""
+        """Drop a transfer that has drained; then a session may leave, or its slab be idle."""
         if not any(isinstance(action, TransferDrained) for action in actions):
-            return actions
+            return (*actions, *self._leave())
         del self._transfers[transfer.transfer_id]
         ended = transfer.statistics()
         self._late += ended.late_events
         self._duplicates += ended.duplicates
         idle = self._state is SessionState.CLOSED and not self._transfers
-        return (*actions, SlabIdle()) if idle else actions
+        return (*actions, SlabIdle()) if idle else (*actions, *self._leave())
 
     def _step(self, event: SessionEvent) -> None:
         following = SESSION_TRANSITIONS.get((self._state, event))

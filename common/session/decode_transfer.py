@@ -170,6 +170,11 @@ class DecodeTransfer:
         return self._producer_ended and not self._in_flight
 
     @property
+    def has_producer_ended(self) -> bool:
+        """Whether the producer writes no more, so that nothing need be said to it."""
+        return self._producer_ended
+
+    @property
     def logits(self) -> bytes:
         """float32 logits of the last position; only after PrefillDone."""
         assert self._done is not None

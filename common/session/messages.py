@@ -226,4 +226,13 @@ class Pong:
     number: int
 
 
-PrefillMessage = Welcome | PrefillAccepted | SpanTold | PrefillDone | PrefillFailed | PrefillCancelled | Pong
+@dataclass(frozen=True, slots=True)
+class GoAway:
+    """Nothing more is started; decode half-closes the stream once every transfer has its terminal message."""
+
+    cause: str
+
+
+PrefillMessage = (
+    Welcome | PrefillAccepted | SpanTold | PrefillDone | PrefillFailed | PrefillCancelled | Pong | GoAway
+)

@@ -40,6 +40,7 @@ from common.session.actions import (
 from common.session.messages import (
     CancelPrefill,
     DecodeMessage,
+    GoAway,
     GroupTotals,
     Hello,
     Ping,
@@ -55,6 +56,9 @@ from common.session.messages import (
     Welcome,
 )
 from common.session.negotiation import Agreement, PrefillOffer, negotiate
+
+SHUTTING_DOWN = "the prefill service is shutting down"
+"""What decode is told of a drain."""
 
 
 class PrefillState(enum.Enum):
@@ -241,7 +245,7 @@ class PrefillSession:
             can_skip_prefix=offer.can_skip_prefix,
             nonce=nonce,
         )
-        return (Send(welcome),)
+        return (Send(welcome), Send(GoAway(SHUTTING_DOWN))) if self._is_draining else (Send(welcome),)
 
     def engine_started(self, transfer_id: int) -> bool:
         """Tell whether the job still wants to run; it is RUNNING afterwards."""
@@ -281,9 +285,11 @@ class PrefillSession:
             return ()
         return self._stop(job, PrefillFailed(transfer_id, job.start.attempt, error.code, str(error)))
 
-    def drain(self) -> None:
-        """Refuse every job that is started from now on; those that live may end."""
+    def drain(self) -> tuple[PrefillAction, ...]:
+        """Refuse every job that is started from now on; those that live may end. Said once, when open."""
+        is_news = self._state is PrefillState.OPEN and not self._is_draining
         self._is_draining = True
+        return (Send(GoAway(SHUTTING_DOWN)),) if is_news else ()
 
     def close(self) -> tuple[PrefillAction, ...]:
         """End the session: queued jobs vanish, running ones are stopped, then the slab is idle."""
@@ -316,7 +322,7 @@ class PrefillSession:
             return ()
         reason, problem = "START_REFUSED", self._problem(start)
         if self._is_draining:
-            reason, problem = Draining.code, "the prefill service is shutting down"
+            reason, problem = Draining.code, SHUTTING_DOWN
         self._highest_id = max(self._highest_id, start.transfer_id)
         if problem:
             return (Send(PrefillFailed(start.transfer_id, start.attempt, reason, problem)),)

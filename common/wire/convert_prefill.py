@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from common.kv.spans import Span
 from common.session.messages import (
+    GoAway,
     GroupTotals,
     Pong,
     PrefillAccepted,
@@ -52,6 +53,8 @@ def prefill_message_to_proto(message: PrefillMessage) -> pb.TransferResponse:
             return pb.TransferResponse(prefill_cancelled=cancelled)
         case Pong(number):
             return pb.TransferResponse(pong=pb.Pong(number=number))
+        case GoAway(cause):
+            return pb.TransferResponse(go_away=pb.GoAway(cause=cause))
         case Welcome():
             return pb.TransferResponse(welcome=_welcome_to_proto(message))
 
@@ -140,6 +143,8 @@ def prefill_message_from_proto(response: pb.TransferResponse) -> PrefillMessage:
             return PrefillCancelled(cancelled.transfer_id, attempt)
         case "pong":
             return Pong(response.pong.number)
+        case "go_away":
+            return GoAway(response.go_away.cause)
         case "welcome":
             return _welcome_from_proto(response.welcome)
         case _:

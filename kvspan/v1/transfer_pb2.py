@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from kvspan.v1 import geometry_pb2 as kvspan_dot_v1_dot_geometry__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvspan/v1/transfer.proto\x12\tkvspan.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18kvspan/v1/geometry.proto\"&\n$PrefillServiceGetCapabilitiesRequest\"\xaa\x03\n%PrefillServiceGetCapabilitiesResponse\x12)\n\x08versions\x18\x01 \x01(\x0b\x32\x17.kvspan.v1.VersionRange\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12)\n\x08identity\x18\x03 \x01(\x0b\x32\x17.kvspan.v1.PeerIdentity\x12&\n\x05modes\x18\x04 \x03(\x0e\x32\x17.kvspan.v1.TransferMode\x12&\n\x07\x64igests\x18\x05 \x03(\x0e\x32\x15.kvspan.v1.DigestKind\x12&\n\x07layouts\x18\x06 \x03(\x0e\x32\x15.kvspan.v1.SpanLayout\x12/\n\x0bgranularity\x18\x07 \x01(\x0b\x32\x1a.kvspan.v1.SpanGranularity\x12\x19\n\x11max_prompt_tokens\x18\x08 \x01(\r\x12\x17\n\x0fmax_concurrency\x18\t \x01(\r\x12\x17\n\x0f\x63\x61n_skip_prefix\x18\n \x01(\x08\x12\x0f\n\x07linears\x18\x0b \x01(\t\x12\x13\n\x0bnum_threads\x18\x0c \x01(\r\"0\n\x0cVersionRange\x12\x0f\n\x07minimum\x18\x01 \x01(\r\x12\x0f\n\x07maximum\x18\x02 \x01(\r\"W\n\x0fSpanGranularity\x12\x14\n\x0c\x63hunk_tokens\x18\x01 \x01(\r\x12\x16\n\x0emin_span_bytes\x18\x02 \x01(\x04\x12\x16\n\x0emax_span_bytes\x18\x03 \x01(\x04\"\xf6\x01\n\x0fTransferRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.kvspan.v1.HelloH\x00\x12\x30\n\rstart_prefill\x18\x02 \x01(\x0b\x32\x17.kvspan.v1.StartPrefillH\x00\x12.\n\x0crelease_span\x18\x03 \x01(\x0b\x32\x16.kvspan.v1.ReleaseSpanH\x00\x12\x32\n\x0e\x63\x61ncel_prefill\x18\x04 \x01(\x0b\x32\x18.kvspan.v1.CancelPrefillH\x00\x12\x1f\n\x04ping\x18\x05 \x01(\x0b\x32\x0f.kvspan.v1.PingH\x00\x42\t\n\x07message\"\xe1\x02\n\x10TransferResponse\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.kvspan.v1.WelcomeH\x00\x12\x36\n\x10prefill_accepted\x18\x02 \x01(\x0b\x32\x1a.kvspan.v1.PrefillAcceptedH\x00\x12$\n\x07kv_span\x18\x03 \x01(\x0b\x32\x11.kvspan.v1.KVSpanH\x00\x12.\n\x0cprefill_done\x18\x04 \x01(\x0b\x32\x16.kvspan.v1.PrefillDoneH\x00\x12\x32\n\x0eprefill_failed\x18\x05 \x01(\x0b\x32\x18.kvspan.v1.PrefillFailedH\x00\x12\x38\n\x11prefill_cancelled\x18\x06 \x01(\x0b\x32\x1b.kvspan.v1.PrefillCancelledH\x00\x12\x1f\n\x04pong\x18\x07 \x01(\x0b\x32\x0f.kvspan.v1.PongH\x00\x42\t\n\x07message\"U\n\nSlabHandle\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12%\n\x06layout\x18\x03 \x01(\x0e\x32\x15.kvspan.v1.SpanLayout\"\xe3\x01\n\x05Hello\x12)\n\x08versions\x18\x01 \x01(\x0b\x32\x17.kvspan.v1.VersionRange\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12)\n\x08identity\x18\x03 \x01(\x0b\x32\x17.kvspan.v1.PeerIdentity\x12&\n\x05modes\x18\x04 \x03(\x0e\x32\x17.kvspan.v1.TransferMode\x12&\n\x07\x64igests\x18\x05 \x03(\x0e\x32\x15.kvspan.v1.DigestKind\x12#\n\x04slab\x18\x06 \x01(\x0b\x32\x15.kvspan.v1.SlabHandle\"\xb2\x02\n\x07Welcome\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12)\n\x08identity\x18\x03 \x01(\x0b\x32\x17.kvspan.v1.PeerIdentity\x12&\n\x05modes\x18\x04 \x03(\x0e\x32\x17.kvspan.v1.TransferMode\x12%\n\x06\x64igest\x18\x05 \x01(\x0e\x32\x15.kvspan.v1.DigestKind\x12/\n\x0bgranularity\x18\x06 \x01(\x0b\x32\x1a.kvspan.v1.SpanGranularity\x12\x19\n\x11max_prompt_tokens\x18\x07 \x01(\r\x12\x17\n\x0fmax_concurrency\x18\x08 \x01(\r\x12\x17\n\x0f\x63\x61n_skip_prefix\x18\t \x01(\x08\x12\r\n\x05nonce\x18\n \x01(\x0c\"\x93\x02\n\x0cStartPrefill\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0f\n\x07slot_id\x18\x03 \x01(\r\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x13\n\x0bslot_offset\x18\x05 \x01(\x04\x12\x11\n\tslot_size\x18\x06 \x01(\x04\x12\x11\n\ttoken_ids\x18\x07 \x03(\r\x12\x13\n\x0b\x66irst_token\x18\x08 \x01(\r\x12%\n\x04mode\x18\t \x01(\x0e\x32\x17.kvspan.v1.TransferMode\x12-\n\ntime_limit\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x0b \x01(\t\"O\n\x0fPrefillAccepted\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x16\n\x0equeue_position\x18\x03 \x01(\r\"\x9d\x02\n\x06KVSpan\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0f\n\x07slot_id\x18\x03 \x01(\r\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x10\n\x08sequence\x18\x05 \x01(\r\x12\x13\n\x0bgroup_index\x18\x06 \x01(\r\x12%\n\x06layers\x18\x07 \x01(\x0b\x32\x15.kvspan.v1.IndexRange\x12%\n\x06tokens\x18\x08 \x01(\x0b\x32\x15.kvspan.v1.IndexRange\x12\x0e\n\x06offset\x18\t \x01(\x04\x12\x0e\n\x06length\x18\n \x01(\x04\x12\x0e\n\x06\x64igest\x18\x0b \x01(\x0c\x12\x12\n\nwritten_ns\x18\x0c \x01(\x03\x12\x0f\n\x07told_ns\x18\r \x01(\x03\"^\n\x0bGroupTotals\x12\x13\n\x0bgroup_index\x18\x01 \x01(\r\x12\x11\n\tnum_spans\x18\x02 \x01(\r\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x14\n\x0clayer_tokens\x18\x04 \x01(\x04\"J\n\rSourceTimings\x12\x13\n\x0b\x61\x63\x63\x65pted_ns\x18\x01 \x01(\x03\x12\x12\n\nstarted_ns\x18\x02 \x01(\x03\x12\x10\n\x08\x65nded_ns\x18\x03 \x01(\x03\"\xaa\x01\n\x0bPrefillDone\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12&\n\x06totals\x18\x04 \x03(\x0b\x32\x16.kvspan.v1.GroupTotals\x12\x0e\n\x06logits\x18\x05 \x01(\x0c\x12)\n\x07timings\x18\x06 \x01(\x0b\x32\x18.kvspan.v1.SourceTimings\"V\n\rPrefillFailed\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"8\n\x10PrefillCancelled\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x16\n\x04Ping\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x16\n\x04Pong\x12\x0e\n\x06number\x18\x01 \x01(\x04\"E\n\x0bReleaseSpan\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\r\"D\n\rCancelPrefill\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05\x63\x61use\x18\x03 \x01(\t2\xcf\x01\n\x0ePrefillService\x12t\n\x0fGetCapabilities\x12/.kvspan.v1.PrefillServiceGetCapabilitiesRequest\x1a\x30.kvspan.v1.PrefillServiceGetCapabilitiesResponse\x12G\n\x08Transfer\x12\x1a.kvspan.v1.TransferRequest\x1a\x1b.kvspan.v1.TransferResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvspan/v1/transfer.proto\x12\tkvspan.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18kvspan/v1/geometry.proto\"&\n$PrefillServiceGetCapabilitiesRequest\"\xaa\x03\n%PrefillServiceGetCapabilitiesResponse\x12)\n\x08versions\x18\x01 \x01(\x0b\x32\x17.kvspan.v1.VersionRange\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12)\n\x08identity\x18\x03 \x01(\x0b\x32\x17.kvspan.v1.PeerIdentity\x12&\n\x05modes\x18\x04 \x03(\x0e\x32\x17.kvspan.v1.TransferMode\x12&\n\x07\x64igests\x18\x05 \x03(\x0e\x32\x15.kvspan.v1.DigestKind\x12&\n\x07layouts\x18\x06 \x03(\x0e\x32\x15.kvspan.v1.SpanLayout\x12/\n\x0bgranularity\x18\x07 \x01(\x0b\x32\x1a.kvspan.v1.SpanGranularity\x12\x19\n\x11max_prompt_tokens\x18\x08 \x01(\r\x12\x17\n\x0fmax_concurrency\x18\t \x01(\r\x12\x17\n\x0f\x63\x61n_skip_prefix\x18\n \x01(\x08\x12\x0f\n\x07linears\x18\x0b \x01(\t\x12\x13\n\x0bnum_threads\x18\x0c \x01(\r\"0\n\x0cVersionRange\x12\x0f\n\x07minimum\x18\x01 \x01(\r\x12\x0f\n\x07maximum\x18\x02 \x01(\r\"W\n\x0fSpanGranularity\x12\x14\n\x0c\x63hunk_tokens\x18\x01 \x01(\r\x12\x16\n\x0emin_span_bytes\x18\x02 \x01(\x04\x12\x16\n\x0emax_span_bytes\x18\x03 \x01(\x04\"\xf6\x01\n\x0fTransferRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.kvspan.v1.HelloH\x00\x12\x30\n\rstart_prefill\x18\x02 \x01(\x0b\x32\x17.kvspan.v1.StartPrefillH\x00\x12.\n\x0crelease_span\x18\x03 \x01(\x0b\x32\x16.kvspan.v1.ReleaseSpanH\x00\x12\x32\n\x0e\x63\x61ncel_prefill\x18\x04 \x01(\x0b\x32\x18.kvspan.v1.CancelPrefillH\x00\x12\x1f\n\x04ping\x18\x05 \x01(\x0b\x32\x0f.kvspan.v1.PingH\x00\x42\t\n\x07message\"\x87\x03\n\x10TransferResponse\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.kvspan.v1.WelcomeH\x00\x12\x36\n\x10prefill_accepted\x18\x02 \x01(\x0b\x32\x1a.kvspan.v1.PrefillAcceptedH\x00\x12$\n\x07kv_span\x18\x03 \x01(\x0b\x32\x11.kvspan.v1.KVSpanH\x00\x12.\n\x0cprefill_done\x18\x04 \x01(\x0b\x32\x16.kvspan.v1.PrefillDoneH\x00\x12\x32\n\x0eprefill_failed\x18\x05 \x01(\x0b\x32\x18.kvspan.v1.PrefillFailedH\x00\x12\x38\n\x11prefill_cancelled\x18\x06 \x01(\x0b\x32\x1b.kvspan.v1.PrefillCancelledH\x00\x12\x1f\n\x04pong\x18\x07 \x01(\x0b\x32\x0f.kvspan.v1.PongH\x00\x12$\n\x07go_away\x18\x08 \x01(\x0b\x32\x11.kvspan.v1.GoAwayH\x00\x42\t\n\x07message\"U\n\nSlabHandle\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12%\n\x06layout\x18\x03 \x01(\x0e\x32\x15.kvspan.v1.SpanLayout\"\xe3\x01\n\x05Hello\x12)\n\x08versions\x18\x01 \x01(\x0b\x32\x17.kvspan.v1.VersionRange\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12)\n\x08identity\x18\x03 \x01(\x0b\x32\x17.kvspan.v1.PeerIdentity\x12&\n\x05modes\x18\x04 \x03(\x0e\x32\x17.kvspan.v1.TransferMode\x12&\n\x07\x64igests\x18\x05 \x03(\x0e\x32\x15.kvspan.v1.DigestKind\x12#\n\x04slab\x18\x06 \x01(\x0b\x32\x15.kvspan.v1.SlabHandle\"\xb2\x02\n\x07Welcome\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12)\n\x08identity\x18\x03 \x01(\x0b\x32\x17.kvspan.v1.PeerIdentity\x12&\n\x05modes\x18\x04 \x03(\x0e\x32\x17.kvspan.v1.TransferMode\x12%\n\x06\x64igest\x18\x05 \x01(\x0e\x32\x15.kvspan.v1.DigestKind\x12/\n\x0bgranularity\x18\x06 \x01(\x0b\x32\x1a.kvspan.v1.SpanGranularity\x12\x19\n\x11max_prompt_tokens\x18\x07 \x01(\r\x12\x17\n\x0fmax_concurrency\x18\x08 \x01(\r\x12\x17\n\x0f\x63\x61n_skip_prefix\x18\t \x01(\x08\x12\r\n\x05nonce\x18\n \x01(\x0c\"\x93\x02\n\x0cStartPrefill\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0f\n\x07slot_id\x18\x03 \x01(\r\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x13\n\x0bslot_offset\x18\x05 \x01(\x04\x12\x11\n\tslot_size\x18\x06 \x01(\x04\x12\x11\n\ttoken_ids\x18\x07 \x03(\r\x12\x13\n\x0b\x66irst_token\x18\x08 \x01(\r\x12%\n\x04mode\x18\t \x01(\x0e\x32\x17.kvspan.v1.TransferMode\x12-\n\ntime_limit\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x0b \x01(\t\"O\n\x0fPrefillAccepted\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x16\n\x0equeue_position\x18\x03 \x01(\r\"\x9d\x02\n\x06KVSpan\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0f\n\x07slot_id\x18\x03 \x01(\r\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x10\n\x08sequence\x18\x05 \x01(\r\x12\x13\n\x0bgroup_index\x18\x06 \x01(\r\x12%\n\x06layers\x18\x07 \x01(\x0b\x32\x15.kvspan.v1.IndexRange\x12%\n\x06tokens\x18\x08 \x01(\x0b\x32\x15.kvspan.v1.IndexRange\x12\x0e\n\x06offset\x18\t \x01(\x04\x12\x0e\n\x06length\x18\n \x01(\x04\x12\x0e\n\x06\x64igest\x18\x0b \x01(\x0c\x12\x12\n\nwritten_ns\x18\x0c \x01(\x03\x12\x0f\n\x07told_ns\x18\r \x01(\x03\"^\n\x0bGroupTotals\x12\x13\n\x0bgroup_index\x18\x01 \x01(\r\x12\x11\n\tnum_spans\x18\x02 \x01(\r\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x14\n\x0clayer_tokens\x18\x04 \x01(\x04\"J\n\rSourceTimings\x12\x13\n\x0b\x61\x63\x63\x65pted_ns\x18\x01 \x01(\x03\x12\x12\n\nstarted_ns\x18\x02 \x01(\x03\x12\x10\n\x08\x65nded_ns\x18\x03 \x01(\x03\"\xaa\x01\n\x0bPrefillDone\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12&\n\x06totals\x18\x04 \x03(\x0b\x32\x16.kvspan.v1.GroupTotals\x12\x0e\n\x06logits\x18\x05 \x01(\x0c\x12)\n\x07timings\x18\x06 \x01(\x0b\x32\x18.kvspan.v1.SourceTimings\"V\n\rPrefillFailed\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"8\n\x10PrefillCancelled\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x16\n\x04Ping\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x16\n\x04Pong\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x17\n\x06GoAway\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\"E\n\x0bReleaseSpan\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\r\"D\n\rCancelPrefill\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05\x63\x61use\x18\x03 \x01(\t2\xcf\x01\n\x0ePrefillService\x12t\n\x0fGetCapabilities\x12/.kvspan.v1.PrefillServiceGetCapabilitiesRequest\x1a\x30.kvspan.v1.PrefillServiceGetCapabilitiesResponse\x12G\n\x08Transfer\x12\x1a.kvspan.v1.TransferRequest\x1a\x1b.kvspan.v1.TransferResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,37 +44,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRANSFERREQUEST']._serialized_start=706
   _globals['_TRANSFERREQUEST']._serialized_end=952
   _globals['_TRANSFERRESPONSE']._serialized_start=955
-  _globals['_TRANSFERRESPONSE']._serialized_end=1308
-  _globals['_SLABHANDLE']._serialized_start=1310
-  _globals['_SLABHANDLE']._serialized_end=1395
-  _globals['_HELLO']._serialized_start=1398
-  _globals['_HELLO']._serialized_end=1625
-  _globals['_WELCOME']._serialized_start=1628
-  _globals['_WELCOME']._serialized_end=1934
-  _globals['_STARTPREFILL']._serialized_start=1937
-  _globals['_STARTPREFILL']._serialized_end=2212
-  _globals['_PREFILLACCEPTED']._serialized_start=2214
-  _globals['_PREFILLACCEPTED']._serialized_end=2293
-  _globals['_KVSPAN']._serialized_start=2296
-  _globals['_KVSPAN']._serialized_end=2581
-  _globals['_GROUPTOTALS']._serialized_start=2583
-  _globals['_GROUPTOTALS']._serialized_end=2677
-  _globals['_SOURCETIMINGS']._serialized_start=2679
-  _globals['_SOURCETIMINGS']._serialized_end=2753
-  _globals['_PREFILLDONE']._serialized_start=2756
-  _globals['_PREFILLDONE']._serialized_end=2926
-  _globals['_PREFILLFAILED']._serialized_start=2928
-  _globals['_PREFILLFAILED']._serialized_end=3014
-  _globals['_PREFILLCANCELLED']._serialized_start=3016
-  _globals['_PREFILLCANCELLED']._serialized_end=3072
-  _globals['_PING']._serialized_start=3074
-  _globals['_PING']._serialized_end=3096
-  _globals['_PONG']._serialized_start=3098
-  _globals['_PONG']._serialized_end=3120
-  _globals['_RELEASESPAN']._serialized_start=3122
-  _globals['_RELEASESPAN']._serialized_end=3191
-  _globals['_CANCELPREFILL']._serialized_start=3193
-  _globals['_CANCELPREFILL']._serialized_end=3261
-  _globals['_PREFILLSERVICE']._serialized_start=3264
-  _globals['_PREFILLSERVICE']._serialized_end=3471
+  _globals['_TRANSFERRESPONSE']._serialized_end=1346
+  _globals['_SLABHANDLE']._serialized_start=1348
+  _globals['_SLABHANDLE']._serialized_end=1433
+  _globals['_HELLO']._serialized_start=1436
+  _globals['_HELLO']._serialized_end=1663
+  _globals['_WELCOME']._serialized_start=1666
+  _globals['_WELCOME']._serialized_end=1972
+  _globals['_STARTPREFILL']._serialized_start=1975
+  _globals['_STARTPREFILL']._serialized_end=2250
+  _globals['_PREFILLACCEPTED']._serialized_start=2252
+  _globals['_PREFILLACCEPTED']._serialized_end=2331
+  _globals['_KVSPAN']._serialized_start=2334
+  _globals['_KVSPAN']._serialized_end=2619
+  _globals['_GROUPTOTALS']._serialized_start=2621
+  _globals['_GROUPTOTALS']._serialized_end=2715
+  _globals['_SOURCETIMINGS']._serialized_start=2717
+  _globals['_SOURCETIMINGS']._serialized_end=2791
+  _globals['_PREFILLDONE']._serialized_start=2794
+  _globals['_PREFILLDONE']._serialized_end=2964
+  _globals['_PREFILLFAILED']._serialized_start=2966
+  _globals['_PREFILLFAILED']._serialized_end=3052
+  _globals['_PREFILLCANCELLED']._serialized_start=3054
+  _globals['_PREFILLCANCELLED']._serialized_end=3110
+  _globals['_PING']._serialized_start=3112
+  _globals['_PING']._serialized_end=3134
+  _globals['_PONG']._serialized_start=3136
+  _globals['_PONG']._serialized_end=3158
+  _globals['_GOAWAY']._serialized_start=3160
+  _globals['_GOAWAY']._serialized_end=3183
+  _globals['_RELEASESPAN']._serialized_start=3185
+  _globals['_RELEASESPAN']._serialized_end=3254
+  _globals['_CANCELPREFILL']._serialized_start=3256
+  _globals['_CANCELPREFILL']._serialized_end=3324
+  _globals['_PREFILLSERVICE']._serialized_start=3327
+  _globals['_PREFILLSERVICE']._serialized_end=3534
 # @@protoc_insertion_point(module_scope)

@@ -75,7 +75,7 @@ class TransferRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., start_prefill: _Optional[_Union[StartPrefill, _Mapping]] = ..., release_span: _Optional[_Union[ReleaseSpan, _Mapping]] = ..., cancel_prefill: _Optional[_Union[CancelPrefill, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
 
 class TransferResponse(_message.Message):
-    __slots__ = ("welcome", "prefill_accepted", "kv_span", "prefill_done", "prefill_failed", "prefill_cancelled", "pong")
+    __slots__ = ("welcome", "prefill_accepted", "kv_span", "prefill_done", "prefill_failed", "prefill_cancelled", "pong", "go_away")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PREFILL_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     KV_SPAN_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +83,7 @@ class TransferResponse(_message.Message):
     PREFILL_FAILED_FIELD_NUMBER: _ClassVar[int]
     PREFILL_CANCELLED_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
+    GO_AWAY_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     prefill_accepted: PrefillAccepted
     kv_span: KVSpan
@@ -90,7 +91,8 @@ class TransferResponse(_message.Message):
     prefill_failed: PrefillFailed
     prefill_cancelled: PrefillCancelled
     pong: Pong
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prefill_accepted: _Optional[_Union[PrefillAccepted, _Mapping]] = ..., kv_span: _Optional[_Union[KVSpan, _Mapping]] = ..., prefill_done: _Optional[_Union[PrefillDone, _Mapping]] = ..., prefill_failed: _Optional[_Union[PrefillFailed, _Mapping]] = ..., prefill_cancelled: _Optional[_Union[PrefillCancelled, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
+    go_away: GoAway
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prefill_accepted: _Optional[_Union[PrefillAccepted, _Mapping]] = ..., kv_span: _Optional[_Union[KVSpan, _Mapping]] = ..., prefill_done: _Optional[_Union[PrefillDone, _Mapping]] = ..., prefill_failed: _Optional[_Union[PrefillFailed, _Mapping]] = ..., prefill_cancelled: _Optional[_Union[PrefillCancelled, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., go_away: _Optional[_Union[GoAway, _Mapping]] = ...) -> None: ...
 
 class SlabHandle(_message.Message):
     __slots__ = ("name", "size_bytes", "layout")
@@ -277,6 +279,12 @@ class Pong(_message.Message):
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     number: int
     def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class GoAway(_message.Message):
+    __slots__ = ("cause",)
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    def __init__(self, cause: _Optional[str] = ...) -> None: ...
 
 class ReleaseSpan(_message.Message):
     __slots__ = ("transfer_id", "attempt", "sequence")

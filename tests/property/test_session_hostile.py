@@ -203,6 +203,12 @@ class HostileStream(RuleBasedStateMachine):
         self.pair.cancel(1 + transfer_id % len(self.pair.records))
 
     @rule()
+    def drain_prefill(self) -> None:
+        """Prefill is told to end."""
+        if self.pair.records:
+            self.pair.drain_prefill()
+
+    @rule()
     def retire(self) -> None:
         """A sequence ends, and its pages are given to others."""
         self.pages.retire()

@@ -5,7 +5,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from common.errors import Cancelled, EngineFailed, KVSpanError, LeaseExpired, PeerLost, PrefillFailed
+from common.errors import (
+    Cancelled,
+    EngineFailed,
+    KVSpanError,
+    LeaseExpired,
+    PeerLost,
+    PeerUnavailable,
+    PrefillFailed,
+)
 from common.session.decode_side import SessionState
 from common.session.messages import TransferMode
 from tests.support.peer_parts import PageStore
@@ -13,7 +21,7 @@ from tests.support.peers import SessionPair, Wish
 
 PAGE_BYTES = 4_096
 COPY_FAILED = EngineFailed("the copy engine was lost")
-HONEST_OUTCOMES = (Cancelled, PeerLost, PrefillFailed, LeaseExpired, EngineFailed)
+HONEST_OUTCOMES = (Cancelled, PeerLost, PeerUnavailable, PrefillFailed, LeaseExpired, EngineFailed)
 """What a transfer may fail with when both sides keep the rules: never a protocol or coverage error."""
 
 
@@ -125,6 +133,12 @@ class HonestPair(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.pair.records) > 1)
     @rule()
+    def drain_prefill(self) -> None:
+        """Prefill is told to end: what it has accepted goes on."""
+        self.pair.drain_prefill()
+
+    @precondition(lambda self: len(self.pair.records) > 1)
+    @rule()
     def close_prefill(self) -> None:
         """Prefill learns first that the stream is gone."""
         self.pair.close_prefill()
@@ -141,6 +155,7 @@ class HonestPair(RuleBasedStateMachine):
         """Machines, slots, pages and published bytes agree after every step."""
         for pair in getattr(self, "pairs", []):
             pair.check()
+            assert pair.engine.is_idle or not pair.has_left or pair.is_broken, "decode left under a writer"
             for record in pair.records.values():
                 assert record.error is None or isinstance(record.error, HONEST_OUTCOMES), record.error
 
@@ -175,6 +190,25 @@ def test_an_undisturbed_transfer_publishes_what_the_engine_made(mode: TransferMo
     assert pair.records[1].is_published
     assert pair.decode.statistics().unknown_messages == 0
     assert pages.num_leased == 0
+    pair.check_settled()
+
+
+def test_what_runs_is_published_when_prefill_is_told_to_end() -> None:
+    """The last word of decode comes after the last terminal message of prefill, and not before."""
+    pair = SessionPair("walk", PageStore(PAGE_BYTES))
+    pair.settle()
+    pair.start(Wish(10, 3, TransferMode.STREAM, False))
+    pair.deliver_to_prefill()
+    pair.drain_prefill()
+    assert pair.start(Wish(4, 0, TransferMode.STREAM, False)), "decode has not heard yet"
+
+    while not pair.has_left:
+        assert pair.advance()
+    pair.settle()
+
+    assert pair.records[1].is_published
+    assert isinstance(pair.records[2].error, PeerUnavailable)
+    assert not pair.start(Wish(4, 0, TransferMode.STREAM, False))
     pair.check_settled()
 
 

@@ -14,8 +14,11 @@ from common.session.identity import ModelFingerprint, Numerics, PeerIdentity
 from common.session.messages import (
     CancelPrefill,
     DecodeMessage,
+    GoAway,
     GroupTotals,
     Hello,
+    Ping,
+    Pong,
     PrefillAccepted,
     PrefillCancelled,
     PrefillDone,
@@ -115,6 +118,7 @@ DECODE_MESSAGES: st.SearchStrategy[DecodeMessage] = st.one_of(
     ),
     st.builds(ReleaseSpan, UINT64, COUNT, UINT32),
     st.builds(CancelPrefill, UINT64, COUNT, FREE_TEXT),
+    st.builds(Ping, UINT64),
 )
 
 SPANS = st.builds(
@@ -161,6 +165,8 @@ PREFILL_MESSAGES: st.SearchStrategy[PrefillMessage] = st.one_of(
     ),
     st.builds(PrefillFailed, UINT64, COUNT, TEXT, FREE_TEXT),
     st.builds(PrefillCancelled, UINT64, COUNT),
+    st.builds(Pong, UINT64),
+    st.builds(GoAway, FREE_TEXT),
 )
 
 

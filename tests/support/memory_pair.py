@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 from common.errors import KVSpanError, PeerLost
 from common.kv.spans import SPAN_LAYOUT
 from common.runtime.clock import SystemClock
-from common.session.messages import SlabHandle
+from common.session.messages import DecodeMessage, SlabHandle, StartPrefill
 from common.slab.segment import SlabSegment
 from common.telemetry.timeline import Timeline
 from decode_service.admission import Admission
@@ -147,6 +147,18 @@ class MemoryPair:
         """Break the stream: each side hears of it on its own."""
         self.peer.last.close(PeerLost("the stream broke"))
         self.decode_peers[-1].close()
+
+    def drain_upon_start(self) -> None:
+        """Have prefill drain while the next StartPrefill is under way, so that it crosses the GoAway."""
+        remote = self.decode_peers[-1]
+        receive = remote.receive
+
+        def crossed(message: DecodeMessage) -> None:
+            if isinstance(message, StartPrefill):
+                remote.drain()
+            receive(message)
+
+        remote.receive = crossed  # type: ignore[method-assign]
 
     def begin(self, request: GenerationRequest) -> AsyncGenerator[list[TokenEvent]]:
         """Return the tokens of a request as they will come."""

@@ -26,10 +26,12 @@ from common.session.actions import (
     DecodeAction,
     Dequeue,
     Enqueue,
+    HalfClose,
     ImportSpan,
     PrefillAction,
     ReturnCredit,
     Send,
+    SessionLeaving,
     SessionOpened,
     SlabIdle,
     StopEngine,
@@ -37,7 +39,7 @@ from common.session.actions import (
     TransferDrained,
     TransferFailed,
 )
-from common.session.decode_side import DecodeSession, SessionState
+from common.session.decode_side import WELCOMED, DecodeSession, SessionState
 from common.session.messages import DecodeMessage, PrefillMessage, StartPrefill, TransferMode
 from common.session.prefill_side import PrefillSession, PrefillState
 from common.slab.allocator import Slot, SlotAllocator
@@ -105,6 +107,7 @@ class SessionPair:
         self.records: dict[int, TransferRecord] = {}
         self.imports: list[Import] = []
         self.num_idle = {"decode": 0, "prefill": 0}
+        self.has_left = False
         self._pages = pages
         self._slab = bytearray(SLAB_BYTES)
         self._allocator = SlotAllocator(Range(64, SLAB_BYTES), alignment=64)
@@ -228,6 +231,10 @@ class SessionPair:
         """The time limit of a job passes at prefill."""
         self._carry_out_prefill(self.prefill.expire(transfer_id, LeaseExpired("too slow")))
 
+    def drain_prefill(self) -> None:
+        """Prefill is told to end."""
+        self._carry_out_prefill(self.prefill.drain())
+
     def close_prefill(self) -> None:
         """Prefill learns that the stream is gone."""
         self._carry_out_prefill(self.prefill.close())
@@ -247,6 +254,9 @@ class SessionPair:
             self.close_prefill()
         while self.advance():
             pass
+        if self.has_left:  # prefill ends the stream upon the half-close
+            self.close_prefill()
+            self.close_decode()
 
     @property
     def is_broken(self) -> bool:
@@ -314,6 +324,7 @@ class SessionPair:
             match action:
                 case Send(message):
                     assert self.decode.state is not SessionState.CLOSED
+                    assert not self.has_left, "a word after the last one"
                     self.history.append(message)
                     self.to_prefill.append(message)  # type: ignore[arg-type]
                 case ImportSpan(span):
@@ -327,8 +338,11 @@ class SessionPair:
                 case SlabIdle():
                     assert not self.imports
                     self.num_idle["decode"] += 1
-                case SessionOpened():
-                    assert self.decode.state is SessionState.OPEN
+                case SessionOpened() | SessionLeaving():
+                    assert self.decode.state in WELCOMED
+                case HalfClose():
+                    assert not self.has_left, "left twice"
+                    self.has_left = True
 
     def _completed(self, record: TransferRecord) -> None:
         assert not record.is_complete, "complete twice"

@@ -351,7 +351,7 @@ async def test_a_request_that_a_draining_peer_refuses_may_be_tried_again(slab_di
         gate = Gate(pair.engine)
         running = start(pair, make_request())
         await gate.entered()
-        pair.decode_peers[-1].drain()
+        pair.drain_upon_start()
 
         with pytest.raises(PeerUnavailable, match="shutting down"):
             await pair.generate(make_request())
@@ -368,7 +368,7 @@ async def test_a_request_that_a_draining_peer_refuses_runs_elsewhere(
 ) -> None:
     """Never again in the session that drains."""
     async with memory_pair(slab_dir, policy) as pair:
-        pair.decode_peers[-1].drain()
+        pair.drain_upon_start()
         pair.changed.clear()
         task = start(pair, make_request())
         await pair.changed.wait()

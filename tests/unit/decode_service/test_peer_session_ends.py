@@ -12,7 +12,7 @@ from common.errors import (
     KVSpanError,
     PeerLost,
 )
-from common.session.messages import CancelPrefill, PrefillFailed
+from common.session.messages import CancelPrefill, GoAway, PrefillFailed
 from decode_service.peer_session import DRAIN_LIMIT_S
 from tests.support.decode_sessions import (
     SLOT_BYTES,
@@ -267,6 +267,23 @@ async def test_an_orderly_end_waits_for_what_needs_no_more_of_the_peer(
 
     leave(transfer)
     assert desk.closed
+    desk.closed.clear()
+
+
+async def test_a_peer_that_drains_gets_no_more_prompts_and_the_last_word(desk: SessionDesk) -> None:
+    """Who waits for a slot is failed at once; the running prompt goes on, and then the stream may end."""
+    transfer = await streaming(desk)
+
+    desk.session.receive(GoAway("tired"))
+
+    assert [str(error) for error in desk.closed] == ["the prefill service ends the session: tired"]
+    assert desk.session.is_open
+    assert desk.session.is_draining
+    assert not desk.session.can_lease(64)
+    desk.cancelled(transfer)
+    assert await desk.said() == [None]
+    leave(transfer)
+    assert transfer.is_free
     desk.closed.clear()
 
 

@@ -2,16 +2,24 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from common.runtime.clock import ManualClock
 from common.session.messages import Hello, SlabHandle
 from common.slab.segment import SlabSegment
-from decode_service.prefill_client import PeerConfig, make_slab
+from common.wire.channel import make_channel
+from common.wire.server import make_server
+from decode_service.prefill_client import PeerConfig, make_slab, received
+from kvspan.v1 import transfer_pb2 as pb
+from kvspan.v1 import transfer_pb2_grpc
 from tests.support.sessions import make_hello
 
 pytestmark = pytest.mark.usefixtures("leak_check")
+
+NUM_SAID = 50
 
 
 def make_config(slab_dir: Path) -> PeerConfig:
@@ -33,6 +41,38 @@ async def test_a_slab_is_that_of_the_configuration(slab_dir: Path) -> None:
     with await make_slab(make_config(slab_dir)) as slab:
         assert (slab.size_bytes, slab.boot_id) == (16 << 20, "decode-boot")
         assert names_in(slab_dir) == [slab.name]
+
+
+class TalkativePrefill(transfer_pb2_grpc.PrefillServiceServicer):
+    """Says all at once and ends the stream."""
+
+    def __init__(self) -> None:
+        self.has_ended = asyncio.Event()
+
+    async def Transfer(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
+        """Serve a session."""
+        for number in range(NUM_SAID):
+            await context.write(pb.TransferResponse(pong=pb.Pong(number=number)))
+        self.has_ended.set()
+
+
+async def test_what_a_peer_said_before_it_ended_the_stream_is_heard(tmp_path: Path) -> None:
+    """A word of ours that meets the closed stream does not lose what has arrived and was not read."""
+    server, peer = make_server([]), TalkativePrefill()
+    transfer_pb2_grpc.add_PrefillServiceServicer_to_server(peer, server.grpc)
+    address = server.listen(f"unix:{tmp_path}/prefill.sock")
+    async with server, make_channel(address) as channel:
+        await server.start()
+        call = transfer_pb2_grpc.PrefillServiceStub(channel).Transfer()
+        await call.write(pb.TransferRequest(ping=pb.Ping(number=1)))
+        await peer.has_ended.wait()
+        with pytest.raises(grpc.aio.AioRpcError):
+            for _ in range(100):
+                await call.write(pb.TransferRequest(ping=pb.Ping(number=1)))
+
+        said = [response.pong.number async for response in received(call)]
+
+    assert said == list(range(NUM_SAID))
 
 
 async def test_a_service_that_stops_while_a_slab_is_made_leaves_none(

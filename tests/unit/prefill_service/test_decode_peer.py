@@ -10,6 +10,7 @@ import pytest
 from common.errors import EngineFailed, GeometryMismatch, LeaseExpired, SlabNotShared
 from common.kv.digest import DigestKind, digest
 from common.session.messages import (
+    GoAway,
     Ping,
     Pong,
     PrefillAccepted,
@@ -202,6 +203,20 @@ async def test_closing_while_the_engine_runs_keeps_the_slab_until_it_ends(desk: 
     assert desk.num_mappings == 1
     assert desk.idle == [desk.peer]
     assert await desk.said(1) == [None]
+
+
+async def test_a_drain_is_told_while_a_job_goes_on(desk: PeerDesk) -> None:
+    """Decode hears it before the end of its job, and leaves after that."""
+    await desk.greet()
+    start = await desk.start()
+
+    desk.peer.drain()
+    desk.peer.drain()
+
+    assert await desk.said(1) == [GoAway("the prefill service is shutting down")]
+    await desk.run(await desk.take())
+    *_, done = await desk.said(len(make_spans(start)) + 1)
+    assert isinstance(done, PrefillDone)
 
 
 async def test_closing_twice_is_closing_once(desk: PeerDesk) -> None:

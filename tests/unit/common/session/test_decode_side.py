@@ -13,19 +13,24 @@ from common.errors import (
     SlabNotShared,
 )
 from common.session.actions import (
+    HalfClose,
     ImportSpan,
     Send,
+    SessionLeaving,
     SessionOpened,
     SlabIdle,
     TransferComplete,
     TransferDrained,
+    TransferFailed,
 )
 from common.session.decode_side import SESSION_TRANSITIONS, DecodeSession, SessionEvent, SessionState
 from common.session.messages import (
+    GoAway,
     PrefillAccepted,
     PrefillCancelled,
     PrefillFailed,
     PrefillMessage,
+    ReleaseSpan,
     SpanTold,
 )
 from tests.support.sessions import (
@@ -46,6 +51,7 @@ from tests.support.sessions import (
 
 CAUSE = Cancelled("by the client")
 LOST = PeerLost("stream broke")
+AWAY = GoAway("tired")
 
 
 def make_session() -> DecodeSession:
@@ -60,6 +66,21 @@ def make_greeting() -> DecodeSession:
     return session
 
 
+def make_leaving() -> DecodeSession:
+    """Return a session that was sent away while a transfer runs."""
+    session = make_open_decode_session()
+    begin(session)
+    session.receive(AWAY)
+    return session
+
+
+def make_left() -> DecodeSession:
+    """Return a session that has said its last word."""
+    session = make_open_decode_session()
+    session.receive(AWAY)
+    return session
+
+
 def make_closed() -> DecodeSession:
     """Return a session that was open and had no transfer."""
     session = make_open_decode_session()
@@ -71,6 +92,8 @@ IN_STATE: dict[SessionState, Callable[[], DecodeSession]] = {
     SessionState.NEW: make_session,
     SessionState.GREETING: make_greeting,
     SessionState.OPEN: make_open_decode_session,
+    SessionState.LEAVING: make_leaving,
+    SessionState.LEFT: make_left,
     SessionState.CLOSED: make_closed,
 }
 ANY_TRANSFER_MESSAGE: list[PrefillMessage] = [
@@ -79,6 +102,7 @@ ANY_TRANSFER_MESSAGE: list[PrefillMessage] = [
     make_done(START, SPANS),
     PrefillFailed(21, 1, "ENGINE_FAILED", "a device was lost"),
     PrefillCancelled(21, 1),
+    GoAway("early"),
 ]
 
 
@@ -98,6 +122,8 @@ def test_the_table_is_the_diagram() -> None:
         | {
             (SessionState.NEW, SessionEvent.GREET): SessionState.GREETING,
             (SessionState.GREETING, SessionEvent.WELCOME): SessionState.OPEN,
+            (SessionState.OPEN, SessionEvent.GO_AWAY): SessionState.LEAVING,
+            (SessionState.LEAVING, SessionEvent.LAST_ENDED): SessionState.LEFT,
         }
         == SESSION_TRANSITIONS
     )
@@ -111,7 +137,7 @@ def test_every_state_has_a_walk_and_closed_has_no_exit() -> None:
     assert not any(before is SessionState.CLOSED for before, _ in SESSION_TRANSITIONS)
 
 
-@pytest.mark.parametrize("state", [SessionState.GREETING, SessionState.OPEN, SessionState.CLOSED])
+@pytest.mark.parametrize("state", [state for state in SessionState if state is not SessionState.NEW])
 def test_greeting_twice_raises_and_changes_nothing(state: SessionState) -> None:
     """One Hello per session."""
     session = IN_STATE[state]()
@@ -123,19 +149,21 @@ def test_greeting_twice_raises_and_changes_nothing(state: SessionState) -> None:
     assert session.statistics() == before
 
 
-@pytest.mark.parametrize("state", [SessionState.NEW, SessionState.GREETING, SessionState.CLOSED])
+@pytest.mark.parametrize("state", [state for state in SessionState if state is not SessionState.OPEN])
 def test_a_transfer_cannot_begin_outside_an_open_session(state: SessionState) -> None:
     """Nothing may be sent before Welcome or after the end, and the id is not used up."""
     session = IN_STATE[state]()
     before = session.statistics()
 
     with pytest.raises(LocalProtocolError):
-        session.begin(START, make_coverage(START))
+        session.begin(OTHER, make_coverage(OTHER))
 
     assert session.statistics() == before
 
 
-@pytest.mark.parametrize("state", [SessionState.NEW, SessionState.OPEN])
+@pytest.mark.parametrize(
+    "state", [SessionState.NEW, SessionState.OPEN, SessionState.LEAVING, SessionState.LEFT]
+)
 def test_a_welcome_nobody_waits_for_raises_and_changes_nothing(state: SessionState) -> None:
     """Neither before Hello nor a second time."""
     session = IN_STATE[state]()
@@ -225,6 +253,63 @@ def test_two_transfers_that_interleave_do_not_mix() -> None:
 
     assert finish_imports(session, OTHER) == (TransferComplete(22),)
     assert session.transfer(21).statistics().spans_in_flight == len(SPANS)
+
+
+# ------------------------------------------------------------------------- leaving
+
+
+def test_a_session_without_transfers_leaves_at_once() -> None:
+    """GoAway, last word; later ones only count."""
+    session = make_open_decode_session()
+
+    leaving, last = session.receive(AWAY)
+
+    assert isinstance(leaving, SessionLeaving)
+    assert "tired" in str(leaving.error)
+    assert last == HalfClose()
+    assert session.receive(AWAY) == ()
+    assert session.statistics().unknown_messages == 1
+    assert session.ping() == ()
+
+
+def test_the_last_word_waits_for_every_terminal_message() -> None:
+    """A release is said in between; what is imported after the last word needs no word."""
+    session = make_open_decode_session()
+    begin(session)
+    begin(session, OTHER)
+    (_,) = session.receive(AWAY)
+    assert len(session.ping()) == 1
+
+    assert session.receive(PrefillCancelled(22, 1))[-1] == TransferDrained(22)
+    session.receive(SpanTold(SPANS[0]))
+    assert session.import_finished(21, 0) == (Send(ReleaseSpan(21, 1, 0)),)
+    for span in SPANS[1:]:
+        session.receive(SpanTold(span))
+    assert session.receive(make_done(START, SPANS)) == (HalfClose(),)
+
+    assert session.state is SessionState.LEFT
+    for span in SPANS[1:-1]:
+        assert session.import_finished(21, span.sequence) == ()
+    assert session.import_finished(21, SPANS[-1].sequence) == (TransferComplete(21),)
+    assert session.published(21) == (TransferDrained(21),)
+
+
+def test_a_transfer_given_up_while_leaving_still_drains_first() -> None:
+    """Rule 4: the cancel is said, and the last word waits for its answer."""
+    session = make_leaving()
+
+    cancel, failed = session.abort(21, CAUSE)
+
+    assert isinstance(cancel, Send)
+    assert failed == TransferFailed(21, CAUSE)
+    assert session.receive(PrefillCancelled(21, 1)) == (TransferDrained(21), HalfClose())
+
+
+def test_a_peer_that_is_lost_while_leaving_is_a_lost_peer() -> None:
+    """What runs fails, and nothing more is said."""
+    session = make_leaving()
+
+    assert session.close(LOST) == (TransferFailed(21, LOST), TransferDrained(21), SlabIdle())
 
 
 # ------------------------------------------------------------------------ identity

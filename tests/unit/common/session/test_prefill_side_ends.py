@@ -13,11 +13,13 @@ from common.errors import (
 from common.session.actions import Dequeue, Enqueue, Send, SlabIdle, StopEngine
 from common.session.messages import (
     CancelPrefill,
+    GoAway,
     PrefillCancelled,
     PrefillDone,
     PrefillFailed,
     SpanTold,
     StartPrefill,
+    Welcome,
 )
 from common.session.prefill_side import PrefillSession, PrefillState
 from tests.support.sessions import (
@@ -251,9 +253,11 @@ def test_a_draining_session_refuses_new_jobs_and_ends_the_old() -> None:
     """Decode is told why, so that it can go elsewhere; a repeated start of a live job is no new job."""
     session = make_running_job()
 
-    session.drain()
+    (away,) = session.drain()
     (refused,) = session.receive(replace(START, transfer_id=22, slot_offset=12_288))
 
+    assert away == Send(GoAway("the prefill service is shutting down"))
+    assert session.drain() == (), "said once"
     assert isinstance(refused, Send)
     assert isinstance(refused.message, PrefillFailed)
     assert (refused.message.transfer_id, refused.message.reason) == (22, "DRAINING")
@@ -266,9 +270,12 @@ def test_a_draining_session_refuses_new_jobs_and_ends_the_old() -> None:
 def test_a_session_that_was_opened_while_draining_starts_nothing() -> None:
     """A Hello may be under way when the drain begins."""
     session = PrefillSession(make_offer())
-    session.drain()
+    assert session.drain() == (), "nobody is there to hear it"
     session.receive(make_hello())
-    session.attached(NONCE)
+    welcome, away = session.attached(NONCE)
+    assert isinstance(welcome, Send)
+    assert isinstance(welcome.message, Welcome)
+    assert away == Send(GoAway("the prefill service is shutting down"))
 
     actions = session.receive(START)
 

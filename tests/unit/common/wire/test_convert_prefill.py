@@ -7,6 +7,8 @@ import pytest
 from common.errors import RemoteProtocolError
 from common.kv.ranges import Range
 from common.session.messages import (
+    GoAway,
+    Pong,
     PrefillAccepted,
     PrefillCancelled,
     PrefillFailed,
@@ -33,6 +35,8 @@ def make_told() -> SpanTold:
         make_done_message(),
         PrefillFailed(21, 1, "ENGINE_FAILED", "out of memory"),
         PrefillCancelled(21, 1),
+        Pong(6),
+        GoAway("tired"),
     ],
     ids=lambda message: type(message).__name__,
 )
