@@ -11,6 +11,7 @@ and uninstalled by leaving its context.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import ctypes
 import os
 import signal
@@ -49,11 +50,19 @@ class Lifecycle:
         self._removals.append(remove)
 
     def uninstall(self) -> None:
-        """Give the signals back to their default; does nothing when not installed."""
+        """Stop listening; does nothing when not installed.
+
+        After a drain a late signal still means an end at once with EXIT_NOW, and nothing more when the
+        interpreter itself ends. Else the signals have their default meaning again.
+        """
         if self._loop is None:
             return
         for number in SIGNALS:
             self._loop.remove_signal_handler(number)
+            if self.drain.is_set():
+                signal.signal(number, lambda number, frame: self.receive())
+        if self.drain.is_set():
+            atexit.register(_ignore_signals)
         self._loop = None
 
     def receive(self) -> None:
@@ -72,6 +81,11 @@ class Lifecycle:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.uninstall()
+
+
+def _ignore_signals() -> None:
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def end_with_parent(parent_pid: int) -> bool:

@@ -214,7 +214,7 @@ class TellPrefillLate(TellPrefill):
     async def strike(self, scene: Scene) -> None:
         """See `Fault`."""
         scene.prefill.signal(signal.SIGTERM)
-        await scene.cluster.decode_serves(False)
+        await scene.until(lambda status: status.peers[0].state != pb.SESSION_STATE_OPEN)
 
     def expected(self, case: Case) -> tuple[str, ...]:
         """See `Fault`."""

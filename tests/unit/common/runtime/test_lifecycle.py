@@ -7,13 +7,23 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from common.runtime.lifecycle import EXIT_NOW, Lifecycle
+from common.runtime.lifecycle import EXIT_NOW, SIGNALS, Lifecycle
 
 ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Give the signals back to the test run."""
+    before = [(number, signal.getsignal(number)) for number in SIGNALS]
+    yield
+    for number, handler in before:
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -26,6 +36,36 @@ async def test_first_signal_sets_drain(number: signal.Signals) -> None:
         await asyncio.wait_for(lifecycle.drain.wait(), 5)
 
     assert exits == []
+
+
+async def test_a_signal_after_the_drain_still_means_an_end_at_once() -> None:
+    """A service that has drained ends with exit code 0, however late the second signal comes."""
+    exits: list[int] = []
+    with Lifecycle(exits.append) as lifecycle:
+        lifecycle.receive()
+
+    for number in SIGNALS:
+        os.kill(os.getpid(), number)
+
+    assert exits == [EXIT_NOW, EXIT_NOW]
+
+
+@pytest.mark.multiprocess
+def test_a_signal_while_the_interpreter_ends_changes_nothing() -> None:
+    """Not even then is the exit code that of a signal."""
+    code = (
+        "import asyncio, atexit, os, signal\n"
+        "from common.runtime.lifecycle import Lifecycle\n"
+        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM))\n"
+        "async def run():\n"
+        "    with Lifecycle() as lifecycle: lifecycle.receive()\n"
+        "asyncio.run(run())\n"
+        "raise SystemExit(5)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT, timeout=60)
+
+    assert done.returncode == 5
 
 
 async def test_second_signal_ends_the_process_at_once() -> None:
@@ -109,9 +149,10 @@ def test_child_learns_that_its_parent_is_gone_already() -> None:
 def test_parent_that_lives_is_recognised() -> None:
     """The process that started the child counts as alive."""
     code = (
-        "import sys; from common.runtime import end_with_parent; sys.exit(end_with_parent(int(sys.argv[1])))"
+        "import sys; from common.runtime.lifecycle import end_with_parent;"
+        "sys.exit(7 if end_with_parent(int(sys.argv[1])) else 8)"
     )
 
     done = subprocess.run([sys.executable, "-c", code, str(os.getpid())], check=False, cwd=ROOT, timeout=60)
 
-    assert done.returncode == 1
+    assert done.returncode == 7
