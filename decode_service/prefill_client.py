@@ -37,6 +37,7 @@ from common.slab.segment import SlabSegment
 from common.telemetry.logging import log_fields
 from common.wire.channel import make_channel
 from common.wire.convert import capabilities_from_proto, prefill_message_from_proto, to_proto
+from common.wire.decoding import require_readable
 from common.wire.failure import RemoteFailure, from_rpc_error
 from decode_service.peer_session import PeerSession, SessionContext
 from kvspan.v1 import transfer_pb2 as pb
@@ -196,7 +197,7 @@ class PrefillPeer:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise PeerUnavailable(f"{self._target} does not answer") from error
             raise
-        offer = capabilities_from_proto(answer)
+        offer = capabilities_from_proto(require_readable(answer))
         ours = self._config.make_hello(SlabHandle("", 0, SPAN_LAYOUT)).identity
         differences = compare(ours, offer.identity)
         if differences:
@@ -292,10 +293,13 @@ TransferCall = grpc.aio.StreamStreamCall[pb.TransferRequest, pb.TransferResponse
 
 
 async def received(call: TransferCall) -> AsyncIterator[pb.TransferResponse]:
-    """Yield every response until the peer ends the stream; raises the status when that is not OK."""
+    """Yield every response until the peer ends the stream; raises the status when that is not OK.
+
+    Raises: `RemoteProtocolError` for bytes that are no message.
+    """
     # Not `call.read()`: after a write that failed it drops what has arrived and was not read.
     async for response in call:
-        yield response
+        yield require_readable(response)
 
 
 async def _write(session: PeerSession, call: TransferCall) -> None:

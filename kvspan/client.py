@@ -27,6 +27,7 @@ import grpc
 
 from common.errors import InvalidRequest, RemoteProtocolError, Violation
 from common.wire.channel import make_channel, make_sync_channel
+from common.wire.decoding import require_readable
 from common.wire.failure import remote_failure
 from kvspan.v1 import decode_pb2 as pb
 from kvspan.v1 import geometry_pb2
@@ -225,7 +226,7 @@ class AsyncClient:
         call = self._stub.Generate(request, timeout=time_limit_s)
         try:
             async for response in call:
-                yield response
+                yield require_readable(response)
         except grpc.RpcError as error:
             raise remote_failure(error) from error
         finally:
@@ -233,7 +234,7 @@ class AsyncClient:
 
     async def _ask(self, method: Any, request: object) -> Any:
         try:
-            return await method(request, timeout=CALL_TIME_LIMIT_S)
+            return require_readable(await method(request, timeout=CALL_TIME_LIMIT_S))
         except grpc.RpcError as error:
             raise remote_failure(error) from error
 

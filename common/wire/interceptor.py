@@ -3,6 +3,7 @@
 Theory of operation: the interceptor wraps each asyncio handler. What a handler raises ends its call:
 
     KVSpanError, RemoteFailure    its own status (`status.py`)
+    bytes that are no message     the same (`decoding.py`)
     InvariantViolation            INTERNAL, and the service is told, which has to stop
     CancelledError                passes when the call itself was cancelled; else some inner task was, which
                                   grpc would not tell the client: INTERNAL
@@ -28,6 +29,7 @@ import grpc
 
 from common.errors import InvariantViolation, KVSpanError
 from common.telemetry.logging import log_fields
+from common.wire import decoding
 from common.wire.failure import RemoteFailure
 from common.wire.status import abort, code_of
 
@@ -64,14 +66,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
         async def wrapped(request: object, context: Context) -> object:
             async with self._failing(context, method):
-                return await behavior(request, context)
+                return await behavior(_decoded(request), context)
 
         make = (
             grpc.stream_unary_rpc_method_handler
             if handler.request_streaming
             else grpc.unary_unary_rpc_method_handler
         )
-        return make(wrapped, handler.request_deserializer, handler.response_serializer)
+        return make(wrapped, _parser(handler), handler.response_serializer)
 
     def _wrap_stream(self, handler: MethodHandler, method: str) -> MethodHandler:
         behavior = handler.stream_stream if handler.request_streaming else handler.unary_stream
@@ -86,11 +88,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             if handler.request_streaming
             else grpc.unary_stream_rpc_method_handler
         )
-        return make(wrapped, handler.request_deserializer, handler.response_serializer)
+        return make(wrapped, _parser(handler), handler.response_serializer)
 
     def _wrap_generator(self, behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
+        def answer(request: object, context: Context) -> Any:
+            return behavior(_decoded(request), context)
+
         async def wrapped(request: object, context: Context) -> None:
-            async with self._failing(context, method), aclosing(behavior(request, context)) as responses:
+            async with self._failing(context, method), aclosing(answer(request, context)) as responses:
                 async for response in responses:
                     await context.write(response)
 
@@ -99,7 +104,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     def _wrap_writer(self, behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
         async def wrapped(request: object, context: Context) -> None:
             async with self._failing(context, method):
-                await behavior(request, context)
+                await behavior(_decoded(request), context)
 
         return wrapped
 
@@ -128,6 +133,18 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         except Exception as error:
             logger.exception("call.broken", extra=log_fields(method=method))
             await abort(context, error)
+
+
+def _parser(handler: MethodHandler) -> decoding.Deserializer | None:
+    guard = decoding.of_stream if handler.request_streaming else decoding.of_request
+    return guard(handler.request_deserializer)
+
+
+def _decoded(request: object) -> object:
+    """Return the request, or the iterator of them; raises what kept it from being parsed."""
+    if isinstance(request, decoding.Undecodable):
+        raise request.error
+    return request
 
 
 def _call_was_cancelled(context: Context) -> bool:

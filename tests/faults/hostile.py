@@ -42,7 +42,7 @@ from common.wire.convert import (
     identity_from_proto,
     to_proto,
 )
-from kvspan.v1 import geometry_pb2, transfer_pb2_grpc
+from kvspan.v1 import geometry_pb2
 from kvspan.v1 import transfer_pb2 as pb
 
 GRANULARITY = SpanGranularity(chunk_tokens=64, min_span_bytes=24 << 10, max_span_bytes=48 << 10)
@@ -82,7 +82,7 @@ class Script:
         return self.name.replace(" ", "_")
 
 
-class HostilePrefill(transfer_pb2_grpc.PrefillServiceServicer):
+class HostilePrefill:
     """The server; `script` says how it behaves from the next session on."""
 
     def __init__(self, address: str, identity: geometry_pb2.PeerIdentity, slab_dir: Path) -> None:
@@ -96,7 +96,18 @@ class HostilePrefill(transfer_pb2_grpc.PrefillServiceServicer):
 
     async def start(self) -> None:
         """Listen."""
-        transfer_pb2_grpc.add_PrefillServiceServicer_to_server(self, self._server)
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "GetCapabilities": grpc.unary_unary_rpc_method_handler(
+                self.GetCapabilities,
+                pb.PrefillServiceGetCapabilitiesRequest.FromString,
+                pb.PrefillServiceGetCapabilitiesResponse.SerializeToString,
+            ),
+            "Transfer": grpc.stream_stream_rpc_method_handler(
+                self.Transfer, pb.TransferRequest.FromString, _serialized
+            ),
+        }
+        generic = grpc.method_handlers_generic_handler("kvspan.v1.PrefillService", handlers)
+        self._server.add_generic_rpc_handlers((generic,))
         self._server.add_insecure_port(self._address)
         await self._server.start()
 
@@ -200,6 +211,16 @@ class _Session:
             case Ping(number):
                 return [to_proto(Pong(number))]
         return []
+
+
+NO_MESSAGE, NO_TEXT = (pb.TransferResponse(pong=pb.Pong(number=number)) for number in (901, 902))
+"""Stand for bytes that are no message, and for a message whose text is no UTF-8."""
+
+_RAW = {901: b"\xff" * 64, 902: b"\x2a\x04\x1a\x02\xff\xfe"}
+
+
+def _serialized(message: pb.TransferResponse) -> bytes:
+    return _RAW.get(message.pong.number) or message.SerializeToString()
 
 
 def answer(start: StartPrefill, slab: SlabSegment, geometry: KVGeometry) -> Messages:

@@ -22,7 +22,7 @@ Found = TypeVar("Found")
 
 ROOT = Path(__file__).parents[2]
 
-LIMIT_S = 20.0
+LIMIT_S = 40.0
 """Longest wait for what takes milliseconds; a case that waits so long hangs."""
 
 PAUSE_S = 0.005

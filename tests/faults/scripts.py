@@ -12,8 +12,8 @@ import struct
 from collections.abc import Callable
 
 from kvspan.v1 import transfer_pb2 as pb
-from tests.faults.faults import EXACT, LOST
-from tests.faults.hostile import Change, Messages, Script
+from tests.faults.faults import EXACT, LATE, LOST
+from tests.faults.hostile import NO_MESSAGE, NO_TEXT, Change, Messages, Script
 
 PROTOCOL = "FAILED_PRECONDITION PROTOCOL_VIOLATION_REMOTE"
 FLOOD = 4_000
@@ -183,8 +183,8 @@ SCRIPTS = (
     Script("cancelled unasked for", "INTERNAL PREFILL_FAILED", lambda m: [*m[:4], _cancelled(m)]),
     Script("accepted twice", PROTOCOL, lambda m: [m[0], m[0], *m[1:]]),
     Script("never accepted", PROTOCOL, lambda m: m[1:]),
-    Script("silent about a prompt", "DEADLINE_EXCEEDED", lambda m: m[:1], time_limit_s=1.0),
-    Script("never ends", "DEADLINE_EXCEEDED", lambda m: m[:-1], time_limit_s=1.0),
+    Script("silent about a prompt", LATE[0], lambda m: m[:1], LATE[1], time_limit_s=1.0),
+    Script("never ends", LATE[0], lambda m: m[:-1], LATE[1], time_limit_s=1.0),
     Script("flood of duplicates", "OK", lambda m: [*m[:2], *[m[1]] * FLOOD, *m[2:]]),
     Script("flood of unknown spans", "OK", lambda m: [m[0], *[_unlike(m, transfer_id=88)] * FLOOD, *m[1:]]),
     Script(
@@ -194,6 +194,9 @@ SCRIPTS = (
     ),
     # Sessions.
     Script("welcome twice", LOST, lambda m: [m[0], _welcome_again(), *m[1:]]),
+    Script("bytes that are no message", LOST, lambda m: [m[0], NO_MESSAGE, *m[1:]]),
+    Script("text that is no UTF-8", LOST, lambda m: [m[0], NO_TEXT, *m[1:]]),
+    Script("no message for a welcome", EXACT, greet=lambda m: [NO_MESSAGE], problem="cannot be read"),
     Script("message of nothing", LOST, lambda m: [m[0], pb.TransferResponse(), *m[1:]]),
     Script("message before welcome", EXACT, greet=lambda m: [FAILED, *m], problem="Welcome comes first"),
     Script(

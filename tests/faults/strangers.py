@@ -57,8 +57,8 @@ REQUESTS: dict[str, tuple[bytes, str]] = {
     "long stop strings": (ask(stop=["x" * 9999] * 99), INVALID),
     "long name": (ask(request_id="x" * 99999), INVALID),
     "other model": (ask(model="other"), "NOT_FOUND UNKNOWN_MODEL"),
-    "stop that is no UTF-8": (INVALID_UTF8, "UNKNOWN"),
-    "bytes without meaning": (b"\xff" * 64, "UNKNOWN"),
+    "stop that is no UTF-8": (INVALID_UTF8, INVALID),
+    "bytes without meaning": (b"\xff" * 64, INVALID),
 }
 """What a client sends -> how the call must end."""
 

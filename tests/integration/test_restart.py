@@ -47,7 +47,7 @@ async def health(address: str) -> int:
 
 async def wait_for_health(address: str, wanted: int) -> None:
     """Follow grpc.health.v1 until it says `wanted`."""
-    async with asyncio.timeout(20), make_channel(address) as channel:
+    async with asyncio.timeout(60), make_channel(address) as channel:
         request = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
         watch = health_pb2_grpc.HealthStub(channel).Watch(request)
         async for answer in watch:

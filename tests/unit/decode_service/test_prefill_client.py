@@ -1,8 +1,9 @@
 """How the decode service connects to a prefill service."""
 
 import asyncio
+import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -12,9 +13,11 @@ from common.session.messages import Hello, SlabHandle
 from common.slab.segment import SlabSegment
 from common.wire.channel import make_channel
 from common.wire.server import make_server
-from decode_service.prefill_client import PeerConfig, make_slab, received
+from decode_service.peer_session import SessionContext
+from decode_service.prefill_client import PeerConfig, PeerState, PrefillPeer, make_slab, received
 from kvspan.v1 import transfer_pb2 as pb
 from kvspan.v1 import transfer_pb2_grpc
+from tests.support.pair import wait_until
 from tests.support.sessions import make_hello
 
 pytestmark = pytest.mark.usefixtures("leak_check")
@@ -73,6 +76,33 @@ async def test_what_a_peer_said_before_it_ended_the_stream_is_heard(tmp_path: Pa
         said = [response.pong.number async for response in received(call)]
 
     assert said == list(range(NUM_SAID))
+
+
+@pytest.mark.parametrize("data", [b"\xff" * 20, b"\x0a\x02\x08"])
+async def test_a_peer_that_talks_nonsense_is_a_peer_that_breaks_the_protocol(
+    tmp_path: Path, slab_dir: Path, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The library hands None in place of what it cannot parse; the service must not end of that."""
+    caplog.set_level(logging.CRITICAL, "grpc._common")  # a kept record would keep the call alive
+
+    async def nonsense(request: bytes, context: Any) -> bytes:
+        return data
+
+    answering: Any = grpc.unary_unary_rpc_method_handler(nonsense)
+    server = make_server([])
+    server.grpc.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("kvspan.v1.PrefillService", {"GetCapabilities": answering}),)
+    )
+    address = server.listen(f"unix:{tmp_path}/prefill.sock")
+    peer = PrefillPeer(address, make_config(slab_dir), cast("SessionContext", None))
+    async with server:
+        await server.start()
+        running = asyncio.create_task(peer.run())
+        await wait_until(lambda: peer.statistics().state is PeerState.REFUSED or running.done())
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    assert "cannot be read" in peer.problem
 
 
 async def test_a_service_that_stops_while_a_slab_is_made_leaves_none(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
@@ -14,8 +15,8 @@ from common.wire.channel import make_channel
 from common.wire.failure import RemoteFailure, from_rpc_error
 from common.wire.server import make_server
 from kvspan.v1 import decode_pb2 as pb
-from kvspan.v1 import decode_pb2_grpc
-from tests.support.wire import DECODE_SERVICE, Context, ScriptedDecode, serving
+from kvspan.v1 import decode_pb2_grpc, transfer_pb2_grpc
+from tests.support.wire import DECODE_SERVICE, Context, ScriptedDecode, answer_hello, serving
 
 
 class RaisingDecode(decode_pb2_grpc.DecodeServiceServicer):
@@ -146,7 +147,7 @@ async def test_handler_ends_when_the_client_cancels(text: str) -> None:
         await call.read()
         call.cancel()
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await ended.wait()
 
 
@@ -165,7 +166,55 @@ async def test_handler_ends_when_the_deadline_of_the_client_passes() -> None:
         call = decode_pb2_grpc.DecodeServiceStub(channel).Generate(pb.GenerateRequest(), timeout=0.2)
         with pytest.raises(grpc.RpcError) as caught:
             [response async for response in call]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await ended.wait()
 
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+NO_MESSAGE, NO_TEXT = b"\xff" * 64, b"\x22\x04\x42\x02\xff\xfe"
+"""No message at all, and a GenerateRequest whose stop string is no UTF-8."""
+
+
+@pytest.mark.parametrize(
+    ("method", "data"), [("Generate", NO_MESSAGE), ("Generate", NO_TEXT), ("GetStatus", NO_MESSAGE)]
+)
+async def test_bytes_that_are_no_request_are_refused_with_a_reason(method: str, data: bytes) -> None:
+    """The library's own status for them is UNKNOWN, and says nothing that a program can use."""
+    async with make_server([DECODE_SERVICE]) as server:
+        decode_pb2_grpc.add_DecodeServiceServicer_to_server(ScriptedDecode(answer_hello), server.grpc)
+        address = server.listen("127.0.0.1:0")
+        await server.start()
+        async with make_channel(address) as channel:
+            ask: Any = channel.unary_stream(f"/{DECODE_SERVICE}/{method}")
+            with pytest.raises(grpc.RpcError) as caught:
+                await ask(data).read()
+
+    error = from_rpc_error(caught.value)
+    assert isinstance(error, RemoteFailure)
+    assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "REQUEST_FIELD_INVALID")
+    assert [violation.field for violation in error.violations] == ["request"]
+
+
+async def test_bytes_that_are_no_message_of_a_stream_end_it_with_a_reason() -> None:
+    """The peer broke the protocol, and is told so."""
+
+    class Reader(transfer_pb2_grpc.PrefillServiceServicer):
+        async def Transfer(self, request_iterator: object, context: Context) -> None:  # noqa: N802
+            await context.read()
+
+    async with make_server([]) as server:
+        transfer_pb2_grpc.add_PrefillServiceServicer_to_server(Reader(), server.grpc)
+        address = server.listen("127.0.0.1:0")
+        await server.start()
+        async with make_channel(address) as channel:
+            open_stream: Any = channel.stream_stream("/kvspan.v1.PrefillService/Transfer")
+            call = open_stream()
+            await call.write(NO_MESSAGE)
+            with pytest.raises(grpc.RpcError) as caught:
+                await call.read()
+
+    error = from_rpc_error(caught.value)
+    assert isinstance(error, RemoteFailure)
+    assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "PROTOCOL_VIOLATION_REMOTE")
+    assert "64 bytes" in error.message
