@@ -20,6 +20,7 @@ from pathlib import Path
 import grpc
 
 from common.errors import (
+    InvariantViolation,
     KVSpanError,
     LeaseExpired,
     NegotiationError,
@@ -186,6 +187,12 @@ class PrefillPeer:
             self._note(error)
         except TimeoutError:
             self._note(LeaseExpired(f"no Welcome within {HANDSHAKE_S:.0f} s"))
+        except InvariantViolation:
+            raise
+        except Exception as error:
+            # A bug that this peer found must not take the sessions of the others with it.
+            logger.exception("session.broken", extra=log_fields(target=self._target))
+            self._note(PeerLost(f"the session ended with {type(error).__name__}: {error}"))
 
     async def _check_peer(self, stub: transfer_pb2_grpc.PrefillServiceStub) -> None:
         """Raise `NegotiationError` when the capabilities show that the peer does not fit."""

@@ -8,6 +8,7 @@ from typing import Any, cast
 import grpc
 import pytest
 
+from common.errors import InvariantViolation
 from common.runtime.clock import ManualClock
 from common.session.messages import Hello, SlabHandle
 from common.slab.segment import SlabSegment
@@ -103,6 +104,25 @@ async def test_a_peer_that_talks_nonsense_is_a_peer_that_breaks_the_protocol(
         await asyncio.gather(running, return_exceptions=True)
 
     assert "cannot be read" in peer.problem
+
+
+async def test_a_bug_that_one_peer_finds_does_not_end_the_service(
+    tmp_path: Path, slab_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The peer is tried again like any that was lost; a broken invariant ends the service, though."""
+    caplog.set_level(logging.CRITICAL, "decode_service.prefill_client")  # a kept record keeps the channel
+    faults: list[Exception] = [ZeroDivisionError("by a peer"), InvariantViolation("two owners")]
+
+    async def check_peer(self: PrefillPeer, stub: object) -> None:
+        raise faults.pop(0)
+
+    monkeypatch.setattr(PrefillPeer, "_check_peer", check_peer)
+    peer = PrefillPeer(f"unix:{tmp_path}/none.sock", make_config(slab_dir), cast("SessionContext", None))
+
+    with pytest.raises(InvariantViolation):
+        await peer.run()
+
+    assert "ZeroDivisionError: by a peer" in peer.problem
 
 
 async def test_a_service_that_stops_while_a_slab_is_made_leaves_none(
