@@ -15,6 +15,7 @@ import enum
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -31,7 +32,7 @@ from common.errors import (
 from common.kv.spans import SPAN_LAYOUT
 from common.runtime.clock import Clock
 from common.runtime.silence import SilenceWatch
-from common.runtime.tasks import first_end
+from common.runtime.tasks import first_end, make_in_thread
 from common.session.messages import Hello, SlabHandle
 from common.session.negotiation import compare, refusal
 from common.slab.segment import SlabSegment
@@ -283,17 +284,9 @@ class PrefillPeer:
 
 
 async def make_slab(config: PeerConfig) -> SlabSegment:
-    """Make a slab on another thread; when cancelled meanwhile, end only after it is gone again."""
-    making = asyncio.create_task(
-        asyncio.to_thread(SlabSegment.create, config.slab_dir, config.slab_bytes, config.boot_id)
-    )
-    try:
-        return await asyncio.shield(making)
-    except asyncio.CancelledError:
-        await asyncio.wait([making])
-        if making.exception() is None:
-            making.result().close()
-        raise
+    """Make a slab on another thread: a large one takes longer than other sessions may be silent."""
+    make = partial(SlabSegment.create, config.slab_dir, config.slab_bytes, config.boot_id)
+    return await make_in_thread(make, SlabSegment.close)
 
 
 TransferCall = grpc.aio.StreamStreamCall[pb.TransferRequest, pb.TransferResponse]

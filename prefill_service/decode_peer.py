@@ -14,11 +14,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from common.errors import KVSpanError, LeaseExpired
 from common.kv.spans import Span
 from common.runtime.clock import Clock
+from common.runtime.tasks import make_in_thread
 from common.session.actions import (
     AttachSlab,
     Dequeue,
@@ -29,7 +31,7 @@ from common.session.actions import (
     SlabIdle,
     StopEngine,
 )
-from common.session.messages import DecodeMessage, PrefillMessage, StartPrefill
+from common.session.messages import DecodeMessage, PrefillMessage, SlabHandle, StartPrefill
 from common.session.negotiation import PrefillOffer
 from common.session.prefill_side import PrefillSession, PrefillSessionStatistics, PrefillState
 from common.slab.header import HEADER_BYTES
@@ -74,6 +76,7 @@ class DecodePeer:
         self._session = PrefillSession(context.offer, HEADER_BYTES)
         self._journal = context.journal.peer()
         self._slab: SlabSegment | None = None
+        self._to_map: SlabHandle | None = None
         self._jobs: dict[int, Job] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
         # Invariant: _jobs and _timers have the ids of the jobs the machine counts as live.
@@ -82,6 +85,11 @@ class DecodePeer:
         self._was_taken = asyncio.Event()
 
     # ------------------------------------------------------------------- questions
+
+    @property
+    def is_mapping(self) -> bool:
+        """Whether the session waits for its slab to be mapped, and hears nobody meanwhile."""
+        return self._session.state is PrefillState.ATTACHING
 
     @property
     def number(self) -> int:
@@ -112,9 +120,26 @@ class DecodePeer:
             await self._was_taken.wait()
 
     def receive(self, message: DecodeMessage) -> None:
-        """Take one message of the stream; raises what the machine raises."""
+        """Take one message of the stream; raises what the machine raises. `map_slab` comes next."""
         self._journal.received(message)
         self._carry_out(self._session.receive(message))
+
+    async def map_slab(self) -> None:
+        """Map the slab that was named and answer, beside the event loop; nothing when none waits for it.
+
+        Raises: `SlabNotShared`.
+        """
+        handle, self._to_map = self._to_map, None
+        if handle is None:
+            return
+        attach = partial(SlabSegment.attach, self._context.slab_dir, handle.name, handle.size_bytes)
+        slab = await make_in_thread(attach, SlabSegment.close)
+        if not self.is_mapping:
+            slab.close()
+            return
+        self._slab = slab
+        self._carry_out(self._session.attached(slab.nonce))
+        logger.info("session.opened", extra=log_fields(session=self._number, slab=handle.name))
 
     async def next_message(self) -> PrefillMessage | None:
         """Wait for the next message to send; None when the stream is to end."""
@@ -172,9 +197,7 @@ class DecodePeer:
                 case Send(message):
                     self._outgoing.put_nowait(message)  # type: ignore[arg-type]
                 case AttachSlab(handle):
-                    self._slab = SlabSegment.attach(self._context.slab_dir, handle.name, handle.size_bytes)
-                    self._carry_out(self._session.attached(self._slab.nonce))
-                    logger.info("session.opened", extra=log_fields(session=self._number, slab=handle.name))
+                    self._to_map = handle
                 case Enqueue(start):
                     self._enqueue(start)
                 case Dequeue(transfer_id):

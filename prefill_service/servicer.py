@@ -58,7 +58,9 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
         assert stream is not None
         self._streams.add(stream)
         try:
-            await first_end(self._write(peer, context), self._read(peer, context, watch), self._watch(watch))
+            await first_end(
+                self._write(peer, context), self._read(peer, context, watch), self._watch(peer, watch)
+            )
         finally:
             self._streams.discard(stream)
             peer.close()
@@ -98,12 +100,15 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
         while (request := await context.read()) is not grpc.aio.EOF:
             watch.heard()
             peer.receive(decode_message_from_proto(request))
+            await peer.map_slab()
             await peer.wait_heard()
 
-    async def _watch(self, watch: SilenceWatch) -> None:
+    async def _watch(self, peer: DecodePeer, watch: SilenceWatch) -> None:
         """Raise `PeerLost` when decode has been silent for too long; it pings an open session."""
         while True:
             await asyncio.sleep(watch.interval_s)
+            if peer.is_mapping:
+                watch.heard()
             if watch.look():
                 raise PeerLost(f"decode was silent for {watch.limit_s:.1f} s")
 

@@ -1,10 +1,12 @@
-"""Runs coroutines side by side until the first of them ends."""
+"""Runs coroutines side by side until the first of them ends, and blocking work beside the event loop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+Made = TypeVar("Made")
 
 
 async def first_end(*works: Coroutine[Any, Any, None]) -> None:
@@ -21,3 +23,18 @@ async def first_end(*works: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
         task.result()
+
+
+async def make_in_thread(make: Callable[[], Made], unmake: Callable[[Made], object]) -> Made:
+    """Return what `make` returns on another thread.
+
+    When cancelled meanwhile, this ends only after what was made is unmade: a thread cannot be stopped.
+    """
+    making = asyncio.create_task(asyncio.to_thread(make))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        await asyncio.wait([making])
+        if making.exception() is None:
+            unmake(making.result())
+        raise

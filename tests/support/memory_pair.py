@@ -195,6 +195,7 @@ async def to_prefill(session: PeerSession, remote: DecodePeer) -> None:
     """Carry decode's messages."""
     while (message := await session.next_message()) is not None:
         remote.receive(message)
+        await remote.map_slab()
 
 
 async def to_decode(session: PeerSession, remote: DecodePeer) -> None:

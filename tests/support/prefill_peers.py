@@ -46,6 +46,7 @@ class PeerDesk:
         """Say Hello and return the answer."""
         handle = SlabHandle(self.slab.name, self.slab.size_bytes, SPAN_LAYOUT)
         self.peer.receive(replace(make_hello(), slab=handle))
+        await self.peer.map_slab()
         return await self.peer.next_message()
 
     async def start(self, transfer_id: int = 21, time_limit_s: float = 30.0) -> StartPrefill:

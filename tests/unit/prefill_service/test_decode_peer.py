@@ -9,6 +9,7 @@ import pytest
 
 from common.errors import EngineFailed, GeometryMismatch, LeaseExpired, SlabNotShared
 from common.kv.digest import DigestKind, digest
+from common.kv.spans import SPAN_LAYOUT
 from common.session.messages import (
     GoAway,
     Ping,
@@ -52,8 +53,25 @@ async def test_a_slab_that_cannot_be_mapped_is_refused_by_name(desk: PeerDesk) -
     name = "kvspan-000000000000000000000000.slab"
     hello = make_hello()
 
+    desk.peer.receive(replace(hello, slab=SlabHandle(name, 65_536, hello.slab.layout)))
+
     with pytest.raises(SlabNotShared, match=name):
-        desk.peer.receive(replace(hello, slab=SlabHandle(name, 65_536, hello.slab.layout)))
+        await desk.peer.map_slab()
+
+
+async def test_a_session_that_ends_while_its_slab_is_mapped_keeps_no_mapping(desk: PeerDesk) -> None:
+    """A large slab takes a while, beside the event loop; nothing waits for it afterwards."""
+    desk.peer.receive(replace(make_hello(), slab=SlabHandle(desk.slab.name, 65_536, SPAN_LAYOUT)))
+    mapping = asyncio.create_task(desk.peer.map_slab())
+    await asyncio.sleep(0)
+    was_mapping = desk.peer.is_mapping
+
+    desk.peer.close()
+    await mapping
+
+    assert (was_mapping, desk.peer.is_mapping) == (True, False)
+    assert desk.num_mappings == 1
+    assert desk.idle == [desk.peer]
 
 
 async def test_a_peer_that_does_not_fit_maps_nothing(desk: PeerDesk) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
-from common.runtime.tasks import first_end
+from common.runtime.tasks import first_end, make_in_thread
 
 
 async def test_others_are_cancelled_and_awaited_when_one_ends() -> None:
@@ -58,3 +59,49 @@ async def test_all_are_cancelled_when_the_caller_is() -> None:
         await task
 
     assert sorted(ended) == [1, 2]
+
+
+async def test_what_a_thread_makes_is_returned() -> None:
+    """And made on another thread."""
+    unmade: list[int] = []
+
+    assert await make_in_thread(threading.get_ident, unmade.append) != threading.get_ident()
+    assert unmade == []
+
+
+async def test_what_a_thread_makes_for_nobody_is_unmade_before_the_cancelled_call_ends() -> None:
+    """A thread cannot be stopped, so its caller waits for it (rule 9)."""
+    go_on, unmade = threading.Event(), list[int]()
+
+    def make() -> int:
+        go_on.wait(30)
+        return 6
+
+    making = asyncio.create_task(make_in_thread(make, unmade.append))
+    await asyncio.sleep(0)
+    making.cancel()
+    await asyncio.sleep(0)
+    assert not making.done()
+    go_on.set()
+
+    with pytest.raises(asyncio.CancelledError):
+        await making
+    assert unmade == [6]
+
+
+async def test_an_error_of_the_thread_is_raised_unless_the_caller_has_gone() -> None:
+    """Nothing was made, so nothing is unmade."""
+
+    def fails() -> int:
+        raise KeyError("reason")
+
+    unmade: list[int] = []
+    with pytest.raises(KeyError, match="reason"):
+        await make_in_thread(fails, unmade.append)
+
+    making = asyncio.create_task(make_in_thread(fails, unmade.append))
+    await asyncio.sleep(0)
+    making.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await making
+    assert unmade == []
