@@ -8,8 +8,10 @@ Not here: what the positions mean (`geometry.py`, `spans.py`).
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -46,6 +48,9 @@ class Range:
         return Range(start, max(start, min(self.stop, other.stop)))
 
 
+_start, _stop = attrgetter("start"), attrgetter("stop")
+
+
 @dataclass(frozen=True, slots=True)
 class RangeSet:
     """A set of positions as disjoint ranges in order."""
@@ -58,22 +63,26 @@ class RangeSet:
 
     def overlapping(self, candidate: Range) -> Range | None:
         """Return the first range that shares a position with `candidate`, if any."""
-        return next((placed for placed in self.ranges if placed.overlaps(candidate)), None)
+        if not len(candidate):
+            return None
+        index = bisect_right(self.ranges, candidate.start, key=_stop)
+        found = self.ranges[index : index + 1]
+        return found[0] if found and found[0].start < candidate.stop else None
 
     def contains(self, candidate: Range) -> bool:
         """Tell whether every position of `candidate` is in the set."""
-        return len(candidate) == 0 or any(placed.contains(candidate) for placed in self.ranges)
+        index = bisect_right(self.ranges, candidate.start, key=_stop)
+        return not len(candidate) or any(one.contains(candidate) for one in self.ranges[index : index + 1])
 
     def with_range(self, added: Range) -> RangeSet:
         """Return the union with `added`; touching ranges become one."""
         if not len(added):
             return self
-        before = tuple(r for r in self.ranges if r.stop < added.start)
-        after = tuple(r for r in self.ranges if added.stop < r.start)
-        touched = self.ranges[len(before) : len(self.ranges) - len(after)]
-        start = min([added.start, *(r.start for r in touched)])
-        stop = max([added.stop, *(r.stop for r in touched)])
-        return RangeSet((*before, Range(start, stop), *after))
+        first = bisect_left(self.ranges, added.start, key=_stop)
+        last = bisect_right(self.ranges, added.stop, key=_start)
+        touched = (added, *self.ranges[first:last])
+        union = Range(min(map(_start, touched)), max(map(_stop, touched)))
+        return RangeSet((*self.ranges[:first], union, *self.ranges[last:]))
 
     def missing_from(self, required: Range) -> tuple[Range, ...]:
         """Return the parts of `required` that are not in the set, in order."""
