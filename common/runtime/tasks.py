@@ -21,8 +21,11 @@ async def first_end(*works: Coroutine[Any, Any, None]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()
+    try:
+        for task in done:
+            task.result()
+    finally:
+        del task, tasks, done  # what is raised holds this frame: it must not hold what is raised
 
 
 async def make_in_thread(make: Callable[[], Made], unmake: Callable[[Made], object]) -> Made:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -59,6 +62,29 @@ async def test_all_are_cancelled_when_the_caller_is() -> None:
         await task
 
     assert sorted(ended) == [1, 2]
+
+
+async def test_an_error_keeps_nothing_alive_once_it_was_handled() -> None:
+    """A socket in the frames of an error would stay open until the collector runs."""
+
+    class Held:
+        pass
+
+    references: list[weakref.ref[Held]] = []
+
+    async def fails() -> None:
+        held = Held()
+        references.append(weakref.ref(held))
+        raise KeyError("reason")
+
+    gc.disable()
+    try:
+        with contextlib.suppress(KeyError):
+            await first_end(fails(), asyncio.Event().wait())  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        assert [reference() for reference in references] == [None]
+    finally:
+        gc.enable()
 
 
 async def test_what_a_thread_makes_is_returned() -> None:
