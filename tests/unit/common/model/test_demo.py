@@ -2,6 +2,8 @@
 
 import json
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,28 @@ def test_missing_package_is_refused_with_the_command_that_helps(
         ensure_demo_checkpoint(tmp_path / "cache", progress=False)
 
     assert not (tmp_path / "cache").exists()
+
+
+def test_of_two_that_want_it_at_once_one_converts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second waits for the first, and takes what that made; two services start at once."""
+    conversions, is_converting, go_on = list[Path](), threading.Event(), threading.Event()
+
+    def convert(gguf: Path, folder: Path, progress: bool) -> None:
+        conversions.append(folder)
+        is_converting.set()
+        go_on.wait(60)
+        make_checkpoint(folder.parent / "other").rename(folder)
+
+    monkeypatch.setattr(demo, "_find_gguf", lambda: tmp_path / "any.gguf")
+    monkeypatch.setattr(demo, "_convert", convert)
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(ensure_demo_checkpoint, tmp_path, progress=False)
+        is_converting.wait(60)
+        second = threads.submit(ensure_demo_checkpoint, tmp_path, progress=False)
+        go_on.set()
+
+    assert first.result() == second.result() == demo_checkpoint(tmp_path)
+    assert len(conversions) == 1
 
 
 def test_second_of_two_conversions_keeps_the_first(tmp_path: Path) -> None:
