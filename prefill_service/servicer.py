@@ -43,13 +43,13 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
     async def GetCapabilities(  # noqa: N802 - name given by the contract
         self, request: pb.PrefillServiceGetCapabilitiesRequest, context: Context
     ) -> pb.PrefillServiceGetCapabilitiesResponse:
-        """Tell what this service is and can."""
+        """Tell what this service is and can; decode asks before it makes a slab, so not while draining."""
+        self._refuse_when_draining()
         return capabilities_to_proto(self._context.offer, linears=self._linears, num_threads=self._threads)
 
     async def Transfer(self, request_iterator: Any, context: Context) -> None:  # noqa: N802
         """Serve one session until either side ends it."""
-        if self._is_draining:
-            raise Draining("the prefill service is shutting down")
+        self._refuse_when_draining()
         peer = DecodePeer(self._next_number, self._context)
         self._next_number += 1
         self._peers[peer.number] = peer
@@ -94,6 +94,10 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
         await self.wait_left(limit_s)
 
     # --------------------------------------------------------------------- private
+
+    def _refuse_when_draining(self) -> None:
+        if self._is_draining:
+            raise Draining("the prefill service is shutting down")
 
     async def _read(self, peer: DecodePeer, context: Context, watch: SilenceWatch) -> None:
         """Feed the session until the peer half-closes."""

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
-from common.errors import ConfigError
+from common.errors import ConfigError, Draining
 from common.wire.channel import make_channel
 from common.wire.failure import RemoteFailure
 from decode_service.app import SERVICE_NAME, DecodeService
@@ -239,6 +239,28 @@ async def test_prefill_that_drains_computes_what_runs_and_refuses_what_comes(
             gate.open()
         oracle.assert_greedy(PROMPT, await running)
         await wait_until(lambda: service.admission.statistics().lanes_used == 0)
+
+
+def maps_a_slab() -> bool:
+    """Tell whether a slab is mapped in this process."""
+    return ".slab" in Path("/proc/self/maps").read_text()
+
+
+async def test_no_slab_is_made_for_a_prefill_service_that_shuts_down(dense: Configs, load: LoadPair) -> None:
+    """Decode leaves an idle session at once, and asks again before it makes another slab."""
+    copies = load(*dense)
+    async with (
+        running_decode(dense[1], copies.decode) as (service, _),
+        running_prefill(dense[0], copies.prefill) as (prefill, _),
+    ):
+        await open_session(service)
+        assert maps_a_slab()
+        prefill.servicer.drain()
+
+        await wait_until(lambda: Draining.code in service.peers[0].problem)
+
+        await wait_until(lambda: not prefill.servicer.peers)
+        assert not maps_a_slab()
 
 
 async def test_two_decode_services_share_one_prefill_service(
