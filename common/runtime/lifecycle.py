@@ -1,8 +1,9 @@
 """Turns signals into one orderly end of a service.
 
-Theory of operation: the first SIGTERM or SIGINT sets `drain`; the service stops taking work, lets running
-work finish within its grace and returns. A second signal means the operator will not wait: the process
-ends at once with EXIT_NOW. Whoever waits for `drain` decides what draining means.
+Theory of operation: the first SIGTERM, SIGINT or SIGHUP sets `drain`; the service stops taking work, lets
+running work finish within its grace and returns. A second signal means the operator will not wait: the
+process ends at once with EXIT_NOW. Whoever waits for `drain` decides what draining means. A signal that was
+ignored when the process began, as nohup does with SIGHUP, stays ignored.
 
 Ownership: one Lifecycle per process, installed by the composition root on the loop of the main thread
 and uninstalled by leaving its context.
@@ -22,7 +23,7 @@ from typing import Self
 EXIT_NOW = 0
 """Exit code after a second signal: the end that was asked for, only sooner."""
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _PR_SET_PDEATHSIG = 1
 
@@ -38,11 +39,14 @@ class Lifecycle:
         self._exit_now = exit_now
         self._removals: list[Callable[[], object]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._numbers: tuple[signal.Signals, ...] = ()
+        # Invariant: the signals that are listened for.
 
     def install(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Listen for SIGTERM and SIGINT on `loop`, the running one by default; main thread only."""
+        """Listen for signals on `loop`, the running one by default; main thread only."""
         self._loop = loop or asyncio.get_running_loop()
-        for number in SIGNALS:
+        self._numbers = tuple(one for one in SIGNALS if signal.getsignal(one) is not signal.SIG_IGN)
+        for number in self._numbers:
             self._loop.add_signal_handler(number, self.receive)
 
     def before_exit(self, remove: Callable[[], object]) -> None:
@@ -57,7 +61,7 @@ class Lifecycle:
         """
         if self._loop is None:
             return
-        for number in SIGNALS:
+        for number in self._numbers:
             self._loop.remove_signal_handler(number)
             if self.drain.is_set():
                 signal.signal(number, lambda number, frame: self.receive())

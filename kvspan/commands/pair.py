@@ -2,8 +2,10 @@
 
 Theory of operation: the pair ends when it is told to (`drain`) or when either child ends. It ends in order,
 decode first, so that prompts which decode still waits for are finished; a child that outlasts its grace is
-killed. Children sit in sessions of their own, so that Ctrl-C reaches only the parent, and ask the kernel to
-be told when the parent is gone, so that not even a killed parent leaves an orphan.
+killed. When the operator will not wait (`hurry`), both are told again, upon which they end at once and leave
+no file; one that does not is killed. Children sit in sessions of their own, so that Ctrl-C reaches only the
+parent, and ask the kernel to be told when the parent is gone, so that not even a killed parent leaves an
+orphan.
 
 Ownership: `Pair` owns both processes; leaving its context leaves none behind.
 """
@@ -24,6 +26,11 @@ from kvspan.commands.command import EXIT_FAILED, EXIT_OK
 from kvspan.commands.services import PARENT_FLAG
 
 READY = "ready "
+
+HURRY_LIMIT_S, HURRY_INTERVAL_S = 3.0, 0.05
+"""How long a child that is told again and again may take to end, and the pause between two signals, which
+the kernel would else merge into one.
+"""
 
 CLEAN_CODES = frozenset({0, -signal.SIGTERM})
 """Exit codes of a child that was told to end: drained, or told before it took work."""
@@ -75,14 +82,25 @@ class Child:
         """End the child at once, if it lives."""
         self._send(signal.SIGKILL)
 
-    async def stop(self, limit_s: float) -> int:
-        """Tell the child to drain, kill it after `limit_s`, and return its exit code."""
+    async def stop(self, limit_s: float, hurry: asyncio.Event) -> int:
+        """Tell the child to drain, kill it after `limit_s` (upon `hurry`, soon); return its exit code."""
         self._send(signal.SIGTERM)
-        try:
-            return await asyncio.wait_for(self._process.wait(), limit_s)
-        except TimeoutError:
-            self.kill()
-            return await self._process.wait()
+        ends = {asyncio.ensure_future(self._process.wait()), asyncio.ensure_future(hurry.wait())}
+        await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        await _cancel(tuple(ends))
+        if hurry.is_set():
+            await self._end_at_once()
+        self.kill()
+        return await self._process.wait()
+
+    async def _end_at_once(self) -> None:
+        """Tell the child again until it has ended, for a while."""
+        for _ in range(round(HURRY_LIMIT_S / HURRY_INTERVAL_S)):
+            if self._process.returncode is not None:
+                return
+            self._send(signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), HURRY_INTERVAL_S)
 
     def _send(self, number: signal.Signals) -> None:
         if self._process.returncode is None:
@@ -114,6 +132,7 @@ class Pair:
     def __init__(self, plan: PairPlan) -> None:
         self._plan = plan
         self._children: list[Child] = []
+        self._hurry = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         try:
@@ -167,12 +186,15 @@ class Pair:
 
     async def stop(self) -> tuple[int, ...]:
         """Drain both in order, kill what outlasts its grace, and return the exit codes."""
-        return tuple([await child.stop(self._plan.kill_after_s) for child in self._children])
+        limit_s, hurry = self._plan.kill_after_s, self._hurry
+        return tuple([await child.stop(limit_s, hurry) for child in self._children])
 
-    def kill(self) -> None:
-        """End both at once; `stop` then returns without delay."""
-        for child in self._children:
-            child.kill()
+    def hurry(self) -> None:
+        """Have `stop` end both at once, in order; asked for once more, kill them."""
+        if self._hurry.is_set():
+            for child in self._children:
+                child.kill()
+        self._hurry.set()
 
     async def _watch(self, child: Child) -> None:
         raise ChildEnded(child.name, await child.wait())

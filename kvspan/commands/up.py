@@ -92,7 +92,7 @@ async def run_pair(
     Raises CommandFailed when a service ends by itself or the session does not open in time.
     """
     pair = Pair(plan)
-    with Lifecycle(exit_now=lambda _: pair.kill()) as lifecycle:
+    with Lifecycle(exit_now=lambda _: pair.hurry()) as lifecycle:
 
         async def announce() -> None:
             async with asyncio.timeout(ready_timeout_s):

@@ -26,9 +26,9 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_first_signal_sets_drain(number: signal.Signals) -> None:
-    """SIGTERM and SIGINT mean the same: stop taking work."""
+    """SIGTERM, SIGINT and SIGHUP mean the same: stop taking work."""
     exits: list[int] = []
 
     with Lifecycle(exits.append) as lifecycle:
@@ -47,7 +47,7 @@ async def test_a_signal_after_the_drain_still_means_an_end_at_once() -> None:
     for number in SIGNALS:
         os.kill(os.getpid(), number)
 
-    assert exits == [EXIT_NOW, EXIT_NOW]
+    assert exits == [EXIT_NOW] * len(SIGNALS)
 
 
 @pytest.mark.multiprocess
@@ -91,6 +91,18 @@ async def test_files_are_removed_before_a_second_signal_ends_the_process() -> No
     lifecycle.receive()
 
     assert happened == ["removed", "exit 0"]
+
+
+async def test_a_signal_that_was_ignored_stays_ignored() -> None:
+    """A service under nohup does not end with its terminal."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    with Lifecycle() as lifecycle:
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(lifecycle.drain.wait(), 30)
+
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 async def test_signals_are_given_back_when_the_context_ends() -> None:

@@ -122,12 +122,48 @@ async def test_child_that_does_not_listen_is_killed(tmp_path: Path) -> None:
     assert code == 1
 
 
-async def test_kill_ends_both_without_asking(tmp_path: Path) -> None:
-    """After a second signal nothing is waited for."""
-    log = tmp_path / "log"
+SLOW = """
+import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print("ready", sys.argv[1], flush=True)
+signal.sigwait({signal.SIGTERM})
+with open(sys.argv[2], "a") as log: print(sys.argv[1], "drains", file=log)
+signal.sigwait({signal.SIGTERM})
+with open(sys.argv[2], "a") as log: print(sys.argv[1], "ends", file=log)
+"""
 
-    async with Pair(make_plan(log, decode=DEAF)) as pair:
+
+async def test_children_that_are_hurried_are_told_again_and_end_in_order(tmp_path: Path) -> None:
+    """They remove their files before they end, which a child that is killed cannot."""
+    log, drain = tmp_path / "log", asyncio.Event()
+
+    async with Pair(make_plan(log, decode=SLOW, prefill=SLOW, kill_after_s=600)) as pair:
+
+        async def announce() -> None:
+            await pair.read_addresses()
+            drain.set()
+            pair.hurry()
+
+        code = await pair.run(drain, announce)
+
+    assert code == 0
+    assert log.read_text().splitlines() == [
+        "decode drains",
+        "decode ends",
+        "prefill drains",
+        "prefill ends",
+    ]
+
+
+async def test_a_child_that_cannot_be_hurried_is_killed(tmp_path: Path) -> None:
+    """Nobody waits for it, and the exit code says that it was not clean."""
+    drain = asyncio.Event()
+
+    async with Pair(make_plan(tmp_path / "log", decode=DEAF, kill_after_s=600)) as pair:
         await pair.read_addresses()
-        pair.kill()
+        drain.set()
+        pair.hurry()
+        pair.hurry()
+        code = await pair.run(drain, nothing)
 
-    assert not log.exists()
+    assert code == 1
