@@ -54,7 +54,7 @@ class DecodeConfig:
     """Longest life of a request without a deadline of its own."""
 
     silence_limit_s: float = 3.0
-    """Seconds of silence after which a connected peer counts as lost; pings go three times as often."""
+    """Seconds of silence after which a connected peer counts as lost; pings go every half second."""
 
     threads: int = 0
     """CPU threads of the step loop; 0 takes the cores of the host divided by its two services."""

@@ -36,7 +36,7 @@ class PrefillConfig:
     """Transfers of one session that may be started and not ended; the engine runs one at a time."""
 
     silence_limit_s: float = 3.0
-    """Seconds of silence after which a connected peer counts as lost; pings go three times as often."""
+    """Seconds of silence after which a connected peer counts as lost; pings go every half second."""
 
     credit_wait_s: float = 30.0
     """Seconds a prompt larger than its slot waits for room; decode gives it back within milliseconds."""

@@ -1,8 +1,10 @@
 """Tells when a peer has been silent for too long.
 
 Theory of operation: a hung process keeps its connection, and the transport answers for it; only messages of
-the application prove life. The watch is looked at every `interval_s`. When it was not looked at for much
-longer, this process itself was stopped: its peer may have spoken all the while, so the count starts again.
+the application prove life. The watch is looked at every `interval_s`, and decode pings as often: at least
+three times in the shortest limit that either side may have, since each judges by a limit of its own. When it
+was not looked at for much longer, this process itself was stopped: its peer may have spoken all the while,
+so the count starts again.
 
 Pure but for the clock. Ownership: one per session and side, event loop only.
 """
@@ -13,6 +15,9 @@ from common.runtime.clock import Clock
 
 CHECKS_PER_LIMIT = 3
 """Looks, and pings, per limit: two may be lost in a busy moment without harm."""
+
+SHORTEST_LIMIT_S = 1.5
+"""No side may be told to wait for less: the other one would have to know of it to ping more often."""
 
 
 class SilenceWatch:
@@ -25,8 +30,8 @@ class SilenceWatch:
 
     @property
     def interval_s(self) -> float:
-        """Seconds between two looks."""
-        return self._limit_ns / 1e9 / CHECKS_PER_LIMIT
+        """Seconds between two looks, and between two pings."""
+        return min(self.limit_s, SHORTEST_LIMIT_S) / CHECKS_PER_LIMIT
 
     @property
     def limit_s(self) -> float:

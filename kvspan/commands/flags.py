@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from common.errors import ConfigError
 from common.kv.digest import DigestKind
 from common.kv.geometry import DType
+from common.runtime.silence import SHORTEST_LIMIT_S
 from common.session.messages import TransferMode
 from decode_service.config import DecodeConfig
 from kvspan.commands import values
@@ -112,7 +113,12 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag("max_new_tokens", values.integer(1), "TOKENS", "length of answers to requests that name none"),
     Flag("time_limit_s", values.positive, "SECONDS", "longest life of a request without a deadline"),
-    Flag("silence_limit_s", values.positive, "SECONDS", "a peer that is silent for longer is lost"),
+    Flag(
+        "silence_limit_s",
+        values.number(SHORTEST_LIMIT_S),
+        "SECONDS",
+        f"a peer that is silent for longer is lost, at least {SHORTEST_LIMIT_S}",
+    ),
     Flag(
         "credit_wait_s", values.positive, "SECONDS",
         "how long a prompt larger than its share of the slab waits for room before it fails",

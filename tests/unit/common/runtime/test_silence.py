@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from common.runtime.clock import ManualClock
-from common.runtime.silence import SilenceWatch
+from common.runtime.silence import SHORTEST_LIMIT_S, SilenceWatch
 
 
 def make_watch() -> tuple[SilenceWatch, ManualClock]:
@@ -47,9 +49,10 @@ def test_peer_is_not_blamed_when_this_process_was_stopped() -> None:
     assert watch.look()
 
 
-def test_interval_is_a_third_of_the_limit() -> None:
-    """Two lost looks do no harm."""
-    watch, _ = make_watch()
+@pytest.mark.parametrize("limit_s", [SHORTEST_LIMIT_S, 3.0, 600.0])
+def test_pings_suffice_for_a_peer_with_the_shortest_limit(limit_s: float) -> None:
+    """Each side judges by a limit of its own, so a patient side must not ping more seldom than others need."""
+    watch = SilenceWatch(limit_s, ManualClock(start_ns=5))
 
-    assert watch.interval_s == 1.0
-    assert watch.limit_s == 3.0
+    assert watch.interval_s == SHORTEST_LIMIT_S / 3
+    assert watch.limit_s == limit_s
