@@ -51,7 +51,7 @@ def test_peer_is_not_blamed_when_this_process_was_stopped() -> None:
 
 @pytest.mark.parametrize("limit_s", [SHORTEST_LIMIT_S, 3.0, 600.0])
 def test_pings_suffice_for_a_peer_with_the_shortest_limit(limit_s: float) -> None:
-    """Each side judges by a limit of its own, so a patient side must not ping more seldom than others need."""
+    """Each side judges by a limit of its own: a patient side must not ping less often than others need."""
     watch = SilenceWatch(limit_s, ManualClock(start_ns=5))
 
     assert watch.interval_s == SHORTEST_LIMIT_S / 3
