@@ -1,18 +1,16 @@
 """The prefill service's half of a session with one decode service.
 
-Theory of operation: `JOB_TRANSITIONS` is the whole rule for a job (a transfer as the producer sees it):
+Theory of operation: `PREFILL_SESSION_TRANSITIONS` rules the session, `prefill_job.JOB_TRANSITIONS` each job.
 
-    QUEUED --engine_started--> RUNNING --engine_ended--> (gone; Done or Failed sent)
-      | stop                      | stop
-      v                           v
-    (gone; verdict sent)       STOPPING --engine_ended--> (gone; verdict sent)
+    WAITING --hello--> ATTACHING --attached--> OPEN --drain--> DRAINING --close--> CLOSED
+       +----- close -------+------- close -------+---------- close ------------------->
 
-A job is stopped by a cancel (verdict PrefillCancelled) or by its time limit (verdict PrefillFailed); the
-first verdict stands.
+A message the session does not allow at all (anything before Hello, a second Hello) raises
+`RemoteProtocolError` and the adapter ends the stream; what is wrong with one job harms that job alone. A
+drain before OPEN has nobody to hear it and is kept until the session opens.
 A terminal message is sent only when the engine writes no more: it is the proof of drain that decode waits
 for (rule 4). Spans told after a cancel are dropped. When the session closes, queued jobs vanish, running
-ones are stopped, and the slab is unmapped only after the last of them has ended. A ReleaseSpan gives credit
-once, and only for a span that was told: else the producer would write over bytes that decode reads (rule 5).
+ones are stopped, and the slab is unmapped only after the last of them has ended.
 
 Ownership: one object per stream, used on the event loop only.
 Not here: the queue over all sessions (`prefill_service/queue.py`), gRPC, memory, threads.
@@ -21,7 +19,7 @@ Not here: the queue over all sessions (`prefill_service/queue.py`), gRPC, memory
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 from common.errors import Draining, InvariantViolation, KVSpanError, LocalProtocolError, RemoteProtocolError
@@ -56,6 +54,7 @@ from common.session.messages import (
     Welcome,
 )
 from common.session.negotiation import Agreement, PrefillOffer, negotiate
+from common.session.prefill_job import JobState, PrefillJob
 
 SHUTTING_DOWN = "the prefill service is shutting down"
 """What decode is told of a drain."""
@@ -71,37 +70,34 @@ class PrefillState(enum.Enum):
     """Hello fits; the slab is being mapped."""
 
     OPEN = "open"
+    DRAINING = "draining"
+    """GoAway was said: what is started is refused; live jobs go on."""
+
     CLOSED = "closed"
 
 
-class JobState(enum.Enum):
-    """Where a job is."""
+class PrefillEvent(enum.Enum):
+    """What can happen to a session as a whole."""
 
-    QUEUED = "queued"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    """Cancelled or out of time; the engine has not ended yet."""
-
-    GONE = "gone"
+    HELLO = "hello"
+    ATTACHED = "attached"
+    DRAIN = "drain"
+    CLOSE = "close"
 
 
-class JobEvent(enum.Enum):
-    """What can happen to a job."""
-
-    ENGINE_STARTED = "engine_started"
-    ENGINE_ENDED = "engine_ended"
-    STOP = "stop"
-
-
-_S, _E = JobState, JobEvent
-JOB_TRANSITIONS: dict[tuple[JobState, JobEvent], JobState] = {
-    (_S.QUEUED, _E.ENGINE_STARTED): _S.RUNNING,
-    (_S.QUEUED, _E.STOP): _S.GONE,
-    (_S.RUNNING, _E.STOP): _S.STOPPING,
-    (_S.STOPPING, _E.STOP): _S.STOPPING,
-    (_S.RUNNING, _E.ENGINE_ENDED): _S.GONE,
-    (_S.STOPPING, _E.ENGINE_ENDED): _S.GONE,
+_S, _E = PrefillState, PrefillEvent
+PREFILL_SESSION_TRANSITIONS: dict[tuple[PrefillState, PrefillEvent], PrefillState] = {
+    (_S.WAITING, _E.HELLO): _S.ATTACHING,
+    (_S.ATTACHING, _E.ATTACHED): _S.OPEN,
+    (_S.OPEN, _E.DRAIN): _S.DRAINING,
+    (_S.WAITING, _E.CLOSE): _S.CLOSED,
+    (_S.ATTACHING, _E.CLOSE): _S.CLOSED,
+    (_S.OPEN, _E.CLOSE): _S.CLOSED,
+    (_S.DRAINING, _E.CLOSE): _S.CLOSED,
 }
+
+WELCOMED = frozenset({_S.OPEN, _S.DRAINING})
+"""States in which the peer may speak of transfers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +127,6 @@ class PrefillSessionStatistics:
     """Named a span that was not told or was released before."""
 
 
-@dataclass(slots=True)
-class _Job:
-    start: StartPrefill
-    state: JobState = JobState.QUEUED
-    verdict: PrefillCancelled | PrefillFailed | None = None
-    """Terminal message of a stopped job. Invariant: set once, and never while QUEUED."""
-
-    told: set[int] = field(default_factory=set)
-    """Sequences told and not released."""
-
-
 class PrefillSession:
     """State machine of one session; every method returns the actions to carry out."""
 
@@ -152,11 +137,12 @@ class PrefillSession:
         self._state = PrefillState.WAITING
         self._hello: Hello | None = None
         self._agreement: Agreement | None = None
-        self._jobs: dict[int, _Job] = {}
+        self._jobs: dict[int, PrefillJob] = {}
         # Invariant: holds every job that is not GONE; slots of the jobs are disjoint and inside the slab.
         self._highest_id = 0
         # Invariant: every id ever started is at most this; ids ascend and are never used twice.
-        self._is_draining = False
+        self._has_to_drain = False
+        # Invariant: on the way into OPEN it tells whether a drain came while nobody was there to hear it.
         self._unknown = self._repeated = self._dropped = 0
         self._released = self._ignored_releases = 0
 
@@ -178,7 +164,7 @@ class PrefillSession:
         return PrefillSessionStatistics(
             self._state,
             len(self._jobs),
-            sum(job.start.slot_size for job in self._jobs.values()),
+            sum(len(job.slot) for job in self._jobs.values()),
             self._unknown,
             self._repeated,
             self._dropped,
@@ -188,10 +174,10 @@ class PrefillSession:
 
     def check_integrity(self) -> None:
         """Raise `InvariantViolation` when the table of jobs contradicts itself."""
-        slots = sorted((job.start.slot_offset, job.start.slot_size) for job in self._jobs.values())
-        for (offset, size), (following, _) in pairwise(slots):
-            if offset + size > following:
-                raise InvariantViolation(f"slots at {offset} and {following} overlap")
+        slots = sorted((job.slot.start, job.slot.stop) for job in self._jobs.values())
+        for (_, stop), (following, _) in pairwise(slots):
+            if stop > following:
+                raise InvariantViolation(f"a slot ends at {stop}, the next begins at {following}")
         for transfer_id, job in self._jobs.items():
             if job.state is JobState.GONE or transfer_id > self._highest_id:
                 raise InvariantViolation(f"job {transfer_id} is filed wrongly")
@@ -211,7 +197,7 @@ class PrefillSession:
             return ()
         if isinstance(message, Hello):
             return self._greeted(message)
-        if self._state is not PrefillState.OPEN:
+        if self._state not in WELCOMED:
             raise RemoteProtocolError(
                 "Hello comes first", state=self._state.value, event=type(message).__name__
             )
@@ -229,39 +215,24 @@ class PrefillSession:
 
     def attached(self, nonce: bytes) -> tuple[PrefillAction, ...]:
         """The slab is mapped and its nonce was read: answer Welcome."""
-        if self._state is not PrefillState.ATTACHING:
-            raise LocalProtocolError("illegal session event", state=self._state.value, event="attached")
-        self._state = PrefillState.OPEN
-        offer, agreement = self._offer, self.agreement
-        welcome = Welcome(
-            version=agreement.version,
-            boot_id=offer.boot_id,
-            identity=offer.identity,
-            modes=agreement.modes,
-            digest=agreement.digest,
-            granularity=offer.granularity,
-            max_prompt_tokens=offer.max_prompt_tokens,
-            max_concurrency=offer.max_concurrency,
-            can_skip_prefix=offer.can_skip_prefix,
-            nonce=nonce,
-        )
-        return (Send(welcome), Send(GoAway(SHUTTING_DOWN))) if self._is_draining else (Send(welcome),)
+        self._step(PrefillEvent.ATTACHED)
+        welcome = Send(self._welcome(nonce))
+        return (welcome, *self.drain()) if self._has_to_drain else (welcome,)
 
     def engine_started(self, transfer_id: int) -> bool:
         """Tell whether the job still wants to run; it is RUNNING afterwards."""
         job = self._jobs.get(transfer_id)
         if job is None:
             return False
-        self._step(job, JobEvent.ENGINE_STARTED)
+        job.engine_started()
         return True
 
     def span_written(self, span: Span) -> tuple[PrefillAction, ...]:
         """The engine finished a span; tell it unless the job was cancelled."""
         job = self._jobs.get(span.transfer_id)
-        if job is None or job.state is not JobState.RUNNING:
+        if job is None or not job.tell(span.sequence):
             self._dropped += 1
             return ()
-        job.told.add(span.sequence)
         return (Send(SpanTold(span)),)
 
     def engine_finished(
@@ -270,13 +241,13 @@ class PrefillSession:
         """The engine ended well and wrote its last byte."""
         job = self._jobs[transfer_id]
         done = PrefillDone(transfer_id, job.start.attempt, job.start.generation, totals, logits, timings)
-        return self._end(job, Send(done))
+        return self._end(job, done)
 
     def engine_failed(self, transfer_id: int, error: KVSpanError) -> tuple[PrefillAction, ...]:
         """The engine ended badly and writes no more."""
         job = self._jobs[transfer_id]
         failed = PrefillFailed(job.start.transfer_id, job.start.attempt, error.code, str(error))
-        return self._end(job, Send(failed))
+        return self._end(job, failed)
 
     def expire(self, transfer_id: int, error: KVSpanError) -> tuple[PrefillAction, ...]:
         """The time limit of a job has passed; nothing happens when it has ended already."""
@@ -287,19 +258,21 @@ class PrefillSession:
 
     def drain(self) -> tuple[PrefillAction, ...]:
         """Refuse every job that is started from now on; those that live may end. Said once, when open."""
-        is_news = self._state is PrefillState.OPEN and not self._is_draining
-        self._is_draining = True
-        return (Send(GoAway(SHUTTING_DOWN)),) if is_news else ()
+        if self._state is not PrefillState.OPEN:
+            self._has_to_drain = True
+            return ()
+        self._step(PrefillEvent.DRAIN)
+        return (Send(GoAway(SHUTTING_DOWN)),)
 
     def close(self) -> tuple[PrefillAction, ...]:
         """End the session: queued jobs vanish, running ones are stopped, then the slab is idle."""
         if self._state is PrefillState.CLOSED:
             return ()
-        self._state = PrefillState.CLOSED
+        self._step(PrefillEvent.CLOSE)
         actions: list[PrefillAction] = []
         for transfer_id, job in list(self._jobs.items()):
             actions.append((Dequeue if job.state is JobState.QUEUED else StopEngine)(transfer_id))
-            self._step(job, JobEvent.STOP)
+            job.stop(None)
             if job.state is JobState.GONE:
                 del self._jobs[transfer_id]
         if not self._jobs:
@@ -313,21 +286,36 @@ class PrefillSession:
             raise RemoteProtocolError("one Hello per session", state=self._state.value, event="Hello")
         self._agreement = negotiate(hello, self._offer)
         self._hello = hello
-        self._state = PrefillState.ATTACHING
+        self._step(PrefillEvent.HELLO)
         return (AttachSlab(hello.slab),)
+
+    def _welcome(self, nonce: bytes) -> Welcome:
+        offer, agreement = self._offer, self.agreement
+        return Welcome(
+            version=agreement.version,
+            boot_id=offer.boot_id,
+            identity=offer.identity,
+            modes=agreement.modes,
+            digest=agreement.digest,
+            granularity=offer.granularity,
+            max_prompt_tokens=offer.max_prompt_tokens,
+            max_concurrency=offer.max_concurrency,
+            can_skip_prefix=offer.can_skip_prefix,
+            nonce=nonce,
+        )
 
     def _started(self, start: StartPrefill) -> tuple[PrefillAction, ...]:
         if start.transfer_id in self._jobs:
             self._repeated += 1
             return ()
         reason, problem = "START_REFUSED", self._problem(start)
-        if self._is_draining:
+        if self._state is PrefillState.DRAINING:
             reason, problem = Draining.code, SHUTTING_DOWN
         self._highest_id = max(self._highest_id, start.transfer_id)
         if problem:
             return (Send(PrefillFailed(start.transfer_id, start.attempt, reason, problem)),)
         accepted = PrefillAccepted(start.transfer_id, start.attempt, len(self._jobs))
-        self._jobs[start.transfer_id] = _Job(start)
+        self._jobs[start.transfer_id] = PrefillJob(start)
         return (Send(accepted), Enqueue(start))
 
     def _problem(self, start: StartPrefill) -> str:
@@ -355,9 +343,8 @@ class PrefillSession:
 
     def _slot_problem(self, wanted: Range) -> str:
         for job in self._jobs.values():
-            held = Range(job.start.slot_offset, job.start.slot_offset + job.start.slot_size)
-            if held.overlaps(wanted):
-                return f"slot {wanted} overlaps {held} of transfer {job.start.transfer_id}"
+            if job.slot.overlaps(wanted):
+                return f"slot {wanted} overlaps {job.slot} of transfer {job.start.transfer_id}"
         if wanted.start < self._data_start:
             return f"slot begins at byte {wanted.start}, the data of the slab at {self._data_start}"
         return ""
@@ -366,41 +353,38 @@ class PrefillSession:
         job = self._live(message)
         return self._stop(job, PrefillCancelled(message.transfer_id, message.attempt)) if job else ()
 
-    def _stop(self, job: _Job, verdict: PrefillCancelled | PrefillFailed) -> tuple[PrefillAction, ...]:
+    def _stop(self, job: PrefillJob, verdict: PrefillCancelled | PrefillFailed) -> tuple[PrefillAction, ...]:
         transfer_id = job.start.transfer_id
-        was_queued = job.state is JobState.QUEUED
-        self._step(job, JobEvent.STOP)
-        job.verdict = job.verdict or verdict
-        if not was_queued:
+        job.stop(verdict)
+        if job.state is not JobState.GONE:
             return (StopEngine(transfer_id),)
         del self._jobs[transfer_id]
-        return (Dequeue(transfer_id), Send(job.verdict))
+        return (Dequeue(transfer_id), Send(verdict))
 
     def _span_released(self, message: ReleaseSpan) -> tuple[PrefillAction, ...]:
         job = self._live(message)
-        if job is None or message.sequence not in job.told:
+        if job is None or not job.release(message.sequence):
             self._ignored_releases += job is not None
             return ()
-        job.told.remove(message.sequence)
         self._released += 1
         return (ReturnCredit(message.transfer_id, message.sequence),)
 
-    def _live(self, message: CancelPrefill | ReleaseSpan) -> _Job | None:
+    def _live(self, message: CancelPrefill | ReleaseSpan) -> PrefillJob | None:
         job = self._jobs.get(message.transfer_id)
         if job is None or job.start.attempt != message.attempt:
             self._unknown += 1
             return None
         return job
 
-    def _end(self, job: _Job, terminal: Send) -> tuple[PrefillAction, ...]:
-        self._step(job, JobEvent.ENGINE_ENDED)
+    def _end(self, job: PrefillJob, outcome: PrefillDone | PrefillFailed) -> tuple[PrefillAction, ...]:
+        terminal = job.engine_ended(outcome)
         del self._jobs[job.start.transfer_id]
         if self._state is PrefillState.CLOSED:
             return () if self._jobs else (SlabIdle(),)
-        return (Send(job.verdict),) if job.verdict else (terminal,)
+        return (Send(terminal),)
 
-    def _step(self, job: _Job, event: JobEvent) -> None:
-        following = JOB_TRANSITIONS.get((job.state, event))
+    def _step(self, event: PrefillEvent) -> None:
+        following = PREFILL_SESSION_TRANSITIONS.get((self._state, event))
         if following is None:
-            raise LocalProtocolError("illegal job event", state=job.state.value, event=event.value)
-        job.state = following
+            raise LocalProtocolError("illegal session event", state=self._state.value, event=event.value)
+        self._state = following

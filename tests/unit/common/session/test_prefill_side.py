@@ -1,7 +1,6 @@
 """The prefill service's half of a session: jobs, their one terminal message, and when the slab is idle."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -21,9 +20,14 @@ from common.session.messages import (
     PrefillFailed,
     ReleaseSpan,
     SpanTold,
-    TransferMode,
 )
-from common.session.prefill_side import JOB_TRANSITIONS, JobEvent, JobState, PrefillSession, PrefillState
+from common.session.prefill_job import JOB_TRANSITIONS, JobEvent, JobState
+from common.session.prefill_side import (
+    PREFILL_SESSION_TRANSITIONS,
+    PrefillEvent,
+    PrefillSession,
+    PrefillState,
+)
 from tests.support.factories import make_geometry
 from tests.support.sessions import (
     NONCE,
@@ -64,6 +68,13 @@ def make_attaching() -> PrefillSession:
     return session
 
 
+def make_draining() -> PrefillSession:
+    """Return a session that said GoAway."""
+    session = make_open_prefill_session()
+    session.drain()
+    return session
+
+
 def make_closed() -> PrefillSession:
     """Return a session that ended without jobs."""
     session = make_open_prefill_session()
@@ -75,9 +86,9 @@ IN_STATE: dict[PrefillState, Callable[[], PrefillSession]] = {
     PrefillState.WAITING: make_session,
     PrefillState.ATTACHING: make_attaching,
     PrefillState.OPEN: make_open_prefill_session,
+    PrefillState.DRAINING: make_draining,
     PrefillState.CLOSED: make_closed,
 }
-
 
 WITH_JOB: dict[JobState, Callable[[], PrefillSession]] = {
     JobState.QUEUED: make_queued_job,
@@ -98,30 +109,40 @@ ILLEGAL_JOB_EVENTS = [
 
 
 def test_the_table_is_the_diagram() -> None:
-    """Every arrow is listed, a repeated stop included, and nothing else."""
-    arrows = [
-        (JobState.QUEUED, JobEvent.ENGINE_STARTED, JobState.RUNNING),
-        (JobState.QUEUED, JobEvent.STOP, JobState.GONE),
-        (JobState.RUNNING, JobEvent.STOP, JobState.STOPPING),
-        (JobState.RUNNING, JobEvent.ENGINE_ENDED, JobState.GONE),
-        (JobState.STOPPING, JobEvent.STOP, JobState.STOPPING),
-        (JobState.STOPPING, JobEvent.ENGINE_ENDED, JobState.GONE),
-    ]
+    """Forward only, and closed from everywhere."""
+    closing = {
+        (state, PrefillEvent.CLOSE): PrefillState.CLOSED
+        for state in PrefillState
+        if state is not PrefillState.CLOSED
+    }
 
-    assert {(before, event): after for before, event, after in arrows} == JOB_TRANSITIONS
+    assert (
+        closing
+        | {
+            (PrefillState.WAITING, PrefillEvent.HELLO): PrefillState.ATTACHING,
+            (PrefillState.ATTACHING, PrefillEvent.ATTACHED): PrefillState.OPEN,
+            (PrefillState.OPEN, PrefillEvent.DRAIN): PrefillState.DRAINING,
+        }
+        == PREFILL_SESSION_TRANSITIONS
+    )
 
 
-def test_every_state_can_be_reached_and_gone_has_no_exit() -> None:
-    """A job ends once."""
-    reached = {JobState.QUEUED}
-    for _ in JobState:
-        reached |= {after for (before, _), after in JOB_TRANSITIONS.items() if before in reached}
-
-    assert reached == set(JobState)
-    assert not any(before is JobState.GONE for before, _ in JOB_TRANSITIONS)
+def test_every_state_has_a_walk_and_closed_has_no_exit() -> None:
+    """Reachable by the public calls alone."""
     assert {state: make().state for state, make in IN_STATE.items()} == {
         state: state for state in PrefillState
     }
+    assert not any(before is PrefillState.CLOSED for before, _ in PREFILL_SESSION_TRANSITIONS)
+
+
+@pytest.mark.parametrize("state", [state for state in PrefillState if state is not PrefillState.OPEN])
+def test_a_drain_outside_an_open_session_says_and_moves_nothing(state: PrefillState) -> None:
+    """A service drains all its sessions: those without a peer to tell, and those it told before."""
+    session = IN_STATE[state]()
+    before = session.statistics()
+
+    assert session.drain() == ()
+    assert session.statistics() == before
 
 
 @pytest.mark.parametrize(("state", "event"), ILLEGAL_JOB_EVENTS)
@@ -159,7 +180,7 @@ def test_an_attachment_nobody_asked_for_raises_and_changes_nothing(state: Prefil
     assert session.statistics() == before
 
 
-@pytest.mark.parametrize("state", [PrefillState.ATTACHING, PrefillState.OPEN])
+@pytest.mark.parametrize("state", [PrefillState.ATTACHING, PrefillState.OPEN, PrefillState.DRAINING])
 def test_a_second_hello_raises_and_changes_nothing(state: PrefillState) -> None:
     """One Hello per session."""
     session = IN_STATE[state]()
@@ -293,115 +314,3 @@ def test_credit_of_another_attempt_or_of_no_job_is_unknown(release: ReleaseSpan)
 
     assert session.statistics().unknown_messages == 1
     assert session.statistics().released_spans == 0
-
-
-# ------------------------------------------------------------------- refused starts
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"token_ids": ()}, "token_ids has 0 tokens, allowed 1 to 13"),
-        ({"token_ids": (1,) * 14}, "token_ids has 14 tokens, allowed 1 to 13"),
-        ({"token_ids": (1, 11, 2)}, "token_ids has 11, the vocabulary ends at 11"),
-        ({"first_token": 5}, "first_token is 5, allowed 0 to 4"),
-        ({"slot_offset": 65_536 - 64}, "the slab at 65536"),
-        ({"slot_size": 1 << 40}, "the slab at 65536"),
-        ({"slot_offset": 12_288 - 64}, "overlaps [4096, 12288) of transfer 21"),
-        ({"slot_offset": 0}, "overlaps [4096, 12288) of transfer 21"),
-    ],
-)
-def test_a_start_that_cannot_be_served_is_refused_alone(changes: dict[str, object], words: str) -> None:
-    """Rule 8: the refusal names field, value and limit, and the neighbour runs on."""
-    session = make_running_job()
-    wrong = replace(START, transfer_id=22, **changes)  # type: ignore[arg-type]
-
-    actions = session.receive(wrong)
-
-    (refusal,) = sent(actions)
-    assert len(actions) == 1
-    assert isinstance(refusal, PrefillFailed)
-    assert (refusal.transfer_id, refusal.attempt, refusal.reason) == (22, 1, "START_REFUSED")
-    assert words in refusal.message
-    assert session.statistics().num_jobs == 1
-
-
-@pytest.mark.parametrize(("offset", "size"), [(12_288, 4096), (0, 4096)])
-def test_slots_may_touch(offset: int, size: int) -> None:
-    """Half-open ranges that meet share no byte."""
-    session = make_running_job()
-
-    session.receive(renamed(START, 22, Range(offset, offset + size)))
-
-    assert session.statistics().num_jobs == 2
-    session.check_integrity()
-
-
-def test_a_start_above_the_concurrency_is_refused() -> None:
-    """A2: told at once, so that decode frees its reservation."""
-    session = make_open_prefill_session(replace(make_offer(), max_concurrency=1))
-    session.receive(START)
-
-    assert "max_concurrency is 1" in str(sent(session.receive(OTHER)))
-
-
-def test_a_skip_is_refused_by_an_engine_that_cannot_skip() -> None:
-    """First position zero is all that is allowed then."""
-    session = make_open_prefill_session(replace(make_offer(), can_skip_prefix=False))
-
-    assert "first_token is 2, allowed 0 to 0" in str(sent(session.receive(replace(START, first_token=2))))
-
-
-def test_a_mode_that_was_not_agreed_is_refused() -> None:
-    """The intersection of both offers binds both."""
-    session = make_open_prefill_session(replace(make_offer(), modes=(TransferMode.WHOLE,)))
-
-    assert "mode is stream, agreed ['whole']" in str(sent(session.receive(START)))
-
-
-# ------------------------------------------------------------------- identity
-
-
-@pytest.mark.parametrize("make", WITH_JOB.values())
-def test_a_live_id_that_is_started_again_is_ignored(make: Callable[[], PrefillSession]) -> None:
-    """I4, concurrent: any answer would name the first job, so it is counted, and the first is unharmed."""
-    session = make()
-    before = session.statistics()
-
-    assert session.receive(replace(OTHER, transfer_id=21)) == ()
-    assert session.statistics() == replace(before, repeated_starts=1)
-
-
-@pytest.mark.parametrize("transfer_id", [21, 20])
-def test_an_id_that_was_passed_is_refused(transfer_id: int) -> None:
-    """I4, serial: used and ended, or skipped; the session goes on."""
-    session = make_running_job()
-    finish_job(session)
-    session.receive(OTHER)
-
-    (refusal,) = sent(session.receive(replace(START, transfer_id=transfer_id)))
-
-    assert isinstance(refusal, PrefillFailed)
-    assert refusal.transfer_id == transfer_id
-    assert session.statistics().num_jobs == 1
-
-
-def test_a_refused_start_uses_its_id_up() -> None:
-    """A second try of the same request is another transfer."""
-    session = make_open_prefill_session()
-    session.receive(replace(START, token_ids=()))
-
-    (refusal,) = sent(session.receive(START))
-
-    assert isinstance(refusal, PrefillFailed)
-    assert session.statistics().num_jobs == 0
-
-
-def test_equal_ids_of_two_decode_services_are_two_jobs() -> None:
-    """I6: each session has its own jobs and its own slab."""
-    ours, theirs = make_running_job(), make_running_job()
-
-    theirs.receive(CANCEL)
-
-    assert ours.span_written(SPANS[0]) == (Send(SpanTold(SPANS[0])),)
-    assert theirs.span_written(SPANS[0]) == ()

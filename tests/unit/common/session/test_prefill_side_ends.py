@@ -10,17 +10,21 @@ from common.errors import (
     InvariantViolation,
     LeaseExpired,
 )
-from common.session.actions import Dequeue, Enqueue, Send, SlabIdle, StopEngine
+from common.session.actions import Dequeue, Enqueue, ReturnCredit, Send, SlabIdle, StopEngine
 from common.session.messages import (
     CancelPrefill,
     GoAway,
+    Ping,
+    Pong,
     PrefillCancelled,
     PrefillDone,
     PrefillFailed,
+    ReleaseSpan,
     SpanTold,
     StartPrefill,
     Welcome,
 )
+from common.session.prefill_job import PrefillJob
 from common.session.prefill_side import PrefillSession, PrefillState
 from tests.support.sessions import (
     NONCE,
@@ -172,14 +176,17 @@ def test_an_expiry_after_close_changes_nothing() -> None:
 # --------------------------------------------------------------------------- close
 
 
-@pytest.mark.parametrize("num_steps", [0, 1, 2])
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
 def test_a_session_without_jobs_is_idle_when_closed(num_steps: int) -> None:
-    """Waiting, attaching or open: the slab can be unmapped at once; a second close says nothing more."""
+    """Waiting to draining: the slab can be unmapped at once; a second close says nothing more."""
     session = PrefillSession(make_offer())
-    if num_steps >= 1:
-        session.receive(make_hello())
-    if num_steps == 2:
-        session.attached(NONCE)
+    steps: list[Callable[[], object]] = [
+        lambda: session.receive(make_hello()),
+        lambda: session.attached(NONCE),
+        session.drain,
+    ]
+    for step in steps[:num_steps]:
+        step()
 
     assert session.close() == (IDLE,)
     assert session.close() == ()
@@ -240,7 +247,7 @@ def test_integrity_finds_slots_that_overlap() -> None:
     session = make_running_job()
     session.receive(OTHER)
     stolen: StartPrefill = replace(OTHER, slot_offset=START.slot_offset + 64)
-    session._jobs[22].start = stolen
+    session._jobs[22] = PrefillJob(stolen)
 
     with pytest.raises(InvariantViolation):
         session.check_integrity()
@@ -258,6 +265,7 @@ def test_a_draining_session_refuses_new_jobs_and_ends_the_old() -> None:
 
     assert away == Send(GoAway("the prefill service is shutting down"))
     assert session.drain() == (), "said once"
+    assert session.state is PrefillState.DRAINING
     assert isinstance(refused, Send)
     assert isinstance(refused.message, PrefillFailed)
     assert (refused.message.transfer_id, refused.message.reason) == (22, "DRAINING")
@@ -276,7 +284,19 @@ def test_a_session_that_was_opened_while_draining_starts_nothing() -> None:
     assert isinstance(welcome, Send)
     assert isinstance(welcome.message, Welcome)
     assert away == Send(GoAway("the prefill service is shutting down"))
+    assert session.state is PrefillState.DRAINING
 
     actions = session.receive(START)
 
     assert not any(isinstance(action, Enqueue) for action in actions)
+
+
+def test_a_draining_session_still_hears_what_concerns_its_jobs() -> None:
+    """Releases, cancels and pings go on until the stream ends."""
+    session = make_running_job()
+    session.span_written(SPANS[0])
+    session.drain()
+
+    assert session.receive(ReleaseSpan(21, 1, 0)) == (ReturnCredit(21, 0),)
+    assert session.receive(Ping(5)) == (Send(Pong(5)),)
+    assert session.receive(CANCEL) == (StopEngine(21),)
