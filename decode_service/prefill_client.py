@@ -63,6 +63,9 @@ class PeerState(enum.Enum):
     CONNECTING = "connecting"
     GREETING = "greeting"
     OPEN = "open"
+    LEAVING = "leaving"
+    """Open, and none may start: the peer shuts down."""
+
     REFUSED = "refused"
     CLOSED = "closed"
 
@@ -137,10 +140,11 @@ class PrefillPeer:
         sessions = [*self._ended, *([self._session] if self._session else [])]
         transfers = sum(session.statistics().num_transfers for session in sessions)
         slab = self._session.slab_statistics() if self._session else None
+        is_open = self._session is not None and self._session.is_open
         return PeerStatistics(
             target=self._target,
-            state=self._state,
-            boot_id=self.session.welcome.boot_id if self.session else "",
+            state=PeerState.LEAVING if is_open and not self.session else self._state,
+            boot_id=self._session.welcome.boot_id if self._session and is_open else "",
             problem=self.problem,
             num_sessions=self._num_sessions,
             num_transfers=transfers,

@@ -33,6 +33,7 @@ class SessionState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SESSION_STATE_OPEN: _ClassVar[SessionState]
     SESSION_STATE_REFUSED: _ClassVar[SessionState]
     SESSION_STATE_CLOSED: _ClassVar[SessionState]
+    SESSION_STATE_LEAVING: _ClassVar[SessionState]
 ROUTE_UNSPECIFIED: Route
 ROUTE_AUTO: Route
 ROUTE_REMOTE: Route
@@ -46,6 +47,7 @@ SESSION_STATE_GREETING: SessionState
 SESSION_STATE_OPEN: SessionState
 SESSION_STATE_REFUSED: SessionState
 SESSION_STATE_CLOSED: SessionState
+SESSION_STATE_LEAVING: SessionState
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content")

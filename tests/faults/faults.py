@@ -219,7 +219,8 @@ class TellPrefillLate(TellPrefill):
     async def strike(self, scene: Scene) -> None:
         """See `Fault`."""
         scene.prefill.signal(signal.SIGTERM)
-        await scene.until(lambda status: status.peers[0].state != pb.SESSION_STATE_OPEN)
+        lasting = (pb.SESSION_STATE_OPEN, pb.SESSION_STATE_LEAVING)
+        await scene.until(lambda status: status.peers[0].state not in lasting)
 
     def expected(self, case: Case) -> tuple[str, ...]:
         """See `Fault`."""

@@ -236,6 +236,7 @@ async def test_prefill_that_drains_computes_what_runs_and_refuses_what_comes(
             prefill.servicer.drain()
             await assert_unavailable(address)
             await wait_for_health(address, NOT_SERVING)
+            assert service.peers[0].statistics().state is PeerState.LEAVING
             gate.open()
         oracle.assert_greedy(PROMPT, await running)
         await wait_until(lambda: service.admission.statistics().lanes_used == 0)
