@@ -72,7 +72,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("listen", values.listen_address, "ADDR", "where to serve: HOST:PORT (0 picks a port) or unix:PATH"),
     Flag(
         "prefill", values.target_address, "ADDR",
-        "a prefill service; may be repeated; without any, prompts are computed in this process",
+        "a prefill service; may be repeated (default: none; prompts are computed in this process)",
         is_repeated=True,
     ),
     Flag(
@@ -89,7 +89,7 @@ FLAGS: tuple[Flag, ...] = (
         "size of one prefill forward, a multiple of --page-tokens; both services alike",
     ),
     Flag("min_span_bytes", values.size(1), "SIZE", "layers are merged until a span has this size"),
-    Flag("max_span_bytes", values.size(1), "SIZE", "no span is larger"),
+    Flag("max_span_bytes", values.size(1), "SIZE", "no span is larger, unless one token of one layer is"),
     Flag("max_prompt_tokens", values.integer(1), "TOKENS", "longest prompt"),
     Flag("max_concurrency", values.integer(1), "COUNT", "transfers of one session that may be open"),
     Flag("cache_tokens", values.integer(1), "TOKENS", "size of the paged cache over all requests"),
@@ -112,7 +112,7 @@ FLAGS: tuple[Flag, ...] = (
         f"protection of the bytes: {', '.join(kind.value for kind in DigestKind)}",
     ),
     Flag("max_new_tokens", values.integer(1), "TOKENS", "length of answers to requests that name none"),
-    Flag("time_limit_s", values.positive, "SECONDS", "longest life of a request without a deadline"),
+    Flag("time_limit_s", values.positive, "SECONDS", "longest life of a request; a client may ask for less"),
     Flag(
         "silence_limit_s",
         values.number(SHORTEST_LIMIT_S),
@@ -123,8 +123,11 @@ FLAGS: tuple[Flag, ...] = (
         "credit_wait_s", values.positive, "SECONDS",
         "how long a prompt larger than its share of the slab waits for room before it fails",
     ),
-    Flag("threads", values.integer(0), "COUNT", "CPU threads; 0 takes the cores divided by the services"),
-    Flag("journal", values.new_file, "PATH", "append a record of pages, slots and spans for kvspan audit"),
+    Flag("threads", values.integer(0), "COUNT", "CPU threads; 0 takes half of the cores, for two services"),
+    Flag(
+        "journal", values.new_file, "PATH",
+        "append a record of pages, slots and spans for kvspan audit (default: none)",
+    ),
     Flag("grace_s", values.number(0), "SECONDS", "how long running work may take after SIGTERM"),
 )  # fmt: skip
 """Every flag of both services; one entry per config field."""

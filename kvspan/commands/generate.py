@@ -32,38 +32,48 @@ class RequestFlag:
     parse: Callable[[str], Any]
     placeholder: str
     help: str
+    default: str
+    """What an option that is not given means, for the help; the service fills it in."""
+
     is_repeated: bool = False
 
 
 _MODES = tuple(mode.value for mode in TransferMode)
 _ROUTES = ("auto", "remote", "local")
+_SERVICE = "the service's"
 
 REQUEST_FLAGS: tuple[RequestFlag, ...] = (
-    RequestFlag("max_new_tokens", values.integer(1), "TOKENS", "longest answer"),
-    RequestFlag("temperature", values.number(0), "NUMBER", "0 takes the most probable token"),
-    RequestFlag("top_k", values.integer(0), "COUNT", "keep this many most probable tokens; 0 keeps all"),
-    RequestFlag("top_p", values.number(0, 1), "SHARE", "keep tokens up to this sum of probability"),
-    RequestFlag("min_p", values.number(0, 1), "SHARE", "drop tokens below this share of the best one"),
-    RequestFlag("repetition_penalty", values.positive, "NUMBER", "above 1 makes repetition less likely"),
-    RequestFlag("seed", values.integer(0, 2**64 - 1), "NUMBER", "same seed, same request, same tokens"),
-    RequestFlag("stop", str, "TEXT", "text that ends the answer; may be repeated", is_repeated=True),
+    RequestFlag("max_new_tokens", values.integer(1), "TOKENS", "longest answer", _SERVICE),
+    RequestFlag("temperature", values.number(0), "NUMBER", "0 takes the most probable token", "0"),
+    RequestFlag("top_k", values.integer(0), "COUNT", "keep this many most probable tokens; 0 keeps all", "0"),
+    RequestFlag("top_p", values.number(0, 1), "SHARE", "keep tokens up to this sum of probability", "1"),
+    RequestFlag("min_p", values.number(0, 1), "SHARE", "drop tokens below this share of the best one", "0"),
+    RequestFlag("repetition_penalty", values.positive, "NUMBER", "above 1 makes repetition less likely", "1"),
     RequestFlag(
-        "stop_token_id",
-        values.integer(0),
-        "ID",
-        "token that ends the answer; may be repeated",
+        "seed", values.integer(0, 2**64 - 1), "NUMBER",
+        "same seed, same request, same tokens; below 2^63", "random",
+    ),
+    RequestFlag("stop", str, "TEXT", "text that ends the answer; may be repeated", "none", is_repeated=True),
+    RequestFlag(
+        "stop_token_id", values.integer(0), "ID",
+        "token that ends the answer, beside the model's own; may be repeated", "none",
         is_repeated=True,
     ),
     RequestFlag(
-        "logprobs", values.integer(0), "COUNT", "report log-probabilities and this many alternatives"
+        "logprobs", values.integer(0), "COUNT",
+        "report log-probabilities and this many alternatives, up to 20, with --json", "none",
     ),
-    RequestFlag("route", values.choice((name, name) for name in _ROUTES), "ROUTE", "auto, remote or local"),
     RequestFlag(
-        "transfer", values.choice((name, name) for name in _MODES), "MODE", "stream, deferred or whole"
+        "route", values.choice((name, name) for name in _ROUTES), "ROUTE",
+        "where the prompt is computed: auto, remote or local", _SERVICE,
     ),
-    RequestFlag("request_id", str, "NAME", "name of the request in the logs of the service"),
-    RequestFlag("model", str, "NAME", "refuse unless this model is served"),
-)
+    RequestFlag(
+        "transfer", values.choice((name, name) for name in _MODES), "MODE",
+        "when spans are written and told: stream, deferred or whole", _SERVICE,
+    ),
+    RequestFlag("request_id", str, "NAME", "name of the request in the logs, behind a number", "the number"),
+    RequestFlag("model", str, "NAME", "refuse unless this model is served", "not checked"),
+)  # fmt: skip
 """Every option of a request that takes a value; what is not given is the service's choice."""
 
 
@@ -72,20 +82,22 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "prompt", nargs="?", metavar="PROMPT", help="text of the prompt; - reads it from stdin"
     )
     parser.add_argument(
-        "--target", default=DEFAULT_TARGET, metavar="ADDR", help="decode service (%(default)s)"
+        "--target", default=DEFAULT_TARGET, metavar="ADDR", help="decode service (default: %(default)s)"
     )
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's turn in a conversation")
-    parser.add_argument("--token-ids", metavar="IDS", help="the prompt as token ids: 1,2,3")
+    parser.add_argument("--token-ids", metavar="IDS", help="the prompt as token ids: 1,2,3 (default: PROMPT)")
     for flag in REQUEST_FLAGS:
         parser.add_argument(
             flag_name(flag.option),
             dest=flag.option,
             metavar=flag.placeholder,
-            help=flag.help,
+            help=f"{flag.help} (default: {flag.default})",
             action="append" if flag.is_repeated else "store",
         )
     parser.add_argument("--ignore-eos", action="store_true", help="go on after an end-of-sequence token")
-    parser.add_argument("--timeout-s", metavar="SECONDS", help="give the request up after this time")
+    parser.add_argument(
+        "--timeout-s", metavar="SECONDS", help=f"give the request up after this time (default: {_SERVICE})"
+    )
     parser.add_argument("--json", action="store_true", help="print each message as one line of JSON")
     parser.add_argument("--timings", action="store_true", help="print how long each stage took, on stderr")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import logging
 import re
@@ -126,17 +127,18 @@ def names_of_tests() -> frozenset[str]:
 @cache
 def known_flags() -> frozenset[str]:
     """Return every flag of every command."""
-    return frozenset(re.findall(r"(?<![\w-])--[a-z][a-z-]+", "\n".join(help_texts())))
+    helps = "\n".join(parser.format_help() for parser in parsers())
+    return frozenset(re.findall(r"(?<![\w-])--[a-z][a-z-]+", helps))
 
 
-def help_texts() -> Iterator[str]:
-    """Yield the help of every command and of the commands below it."""
-    parsers = [make_parser(COMMANDS)]
-    while parsers:
-        parser = parsers.pop()
-        yield parser.format_help()
+def parsers() -> Iterator[argparse.ArgumentParser]:
+    """Yield the parser of every command and of the commands below it."""
+    waiting = [make_parser(COMMANDS)]
+    while waiting:
+        parser = waiting.pop()
+        yield parser
         for action in parser._actions:
-            parsers += list((action.choices or {}).values()) if isinstance(action.choices, dict) else []
+            waiting += list((action.choices or {}).values()) if isinstance(action.choices, dict) else []
 
 
 def leaves(base: type[errors.KVSpanError]) -> Iterator[type[errors.KVSpanError]]:
@@ -193,6 +195,22 @@ def test_every_flag_that_is_named_exists() -> None:
 
     assert named
     assert sorted(named - known_flags()) == []
+
+
+@pytest.mark.parametrize("name", ["up", "prefill", "decode", "demo", "generate"])
+def test_the_help_of_a_flag_says_its_unit_and_its_default(name: str) -> None:
+    """A flag that takes a value and may be left out has a placeholder and says what happens then."""
+    (parser,) = (parser for parser in parsers() if parser.prog == f"kvspan {name}")
+    optional = [
+        action
+        for action in parser._actions
+        if action.option_strings and action.nargs != 0 and not action.required
+        if action.help != argparse.SUPPRESS
+    ]
+
+    assert len(optional) > 10
+    assert [action.option_strings for action in optional if not (action.metavar or action.choices)] == []
+    assert [action.option_strings for action in optional if "(default: " not in str(action.help)] == []
 
 
 def test_every_command_line_can_be_parsed() -> None:
