@@ -130,8 +130,11 @@ async def nothing_left_behind(request: pytest.FixtureRequest, slab_dir: Path) ->
 async def shared_pair(
     prefill: PrefillConfig, decode: DecodeConfig, loaded: LoadedPair
 ) -> AsyncIterator[Pair]:
-    """Run a pair for all tests of a module; the threads that start with the first prompt are started."""
-    async with running_pair(prefill, decode, loaded) as pair:
+    """Run a pair for all tests of a module; the threads that start with the first prompt are started.
+
+    Both routes are measured by that, so a test that names none would get the cheaper one: it is remote here.
+    """
+    async with running_pair(prefill, replace(decode, route="remote"), loaded) as pair:
         await pair.ask([1, 2, 3], 1)
         await pair.ask([1, 2, 3], 1, route="local")
         yield pair
