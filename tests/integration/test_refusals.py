@@ -234,7 +234,7 @@ async def test_a_slab_directory_that_is_not_shared_is_refused(
     assert files_in(other) == []
 
 
-async def test_a_refused_peer_fails_requests_at_once(
+async def test_n3_n6_a_refused_peer_fails_requests_at_once(
     prefill: tuple[PrefillConfig, DecodeConfig], tmp_path: Path, load: LoadPair
 ) -> None:
     """N3, N6: with a peer that does not fit, a client is told so at once and may try again later."""

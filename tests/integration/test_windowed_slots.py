@@ -87,7 +87,7 @@ async def test_deferred_is_refused_at_once_with_the_numbers(pair: Pair) -> None:
     await pair.wait_idle()
 
 
-async def test_c14_a_paused_consumer_fails_the_producer_at_its_bound(
+async def test_c14_u1_a_paused_consumer_fails_the_producer_at_its_bound(
     tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, gate: Gate
 ) -> None:
     """C14, U1: an error with the reason, no drop; bytes under the paused copy are given to nobody else."""
@@ -133,10 +133,10 @@ async def test_a_cancel_while_waiting_for_credit_ends_the_producer_at_once(
         await pair.assert_no_pages_held()
 
 
-async def test_h16_a_producer_goes_on_at_most_its_credit(
+async def test_h16_c7_c10_a_producer_goes_on_at_most_its_credit(
     tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, gate: Gate
 ) -> None:
-    """H16, C7: with pages for one request, three run one by one, each as far as its window reaches."""
+    """H16, C7, C10: with pages for one request, three run one by one, each as far as its window reaches."""
     configs = make_configs(tmp_path, checkpoints["DENSE"], slab_bytes=SLAB_BYTES, cache_tokens=320)
     prompts = [prompt_of(length, length) for length in (300, 290, 280)]
     async with running_pair(*configs, load(*configs)) as pair:
@@ -154,7 +154,7 @@ async def test_h16_a_producer_goes_on_at_most_its_credit(
 
 
 @pytest.mark.parametrize("mode", WINDOW_MODES)
-async def test_a_slab_smaller_than_one_span_refuses_with_the_numbers(
+async def test_c3_a_slab_smaller_than_one_span_refuses_with_the_numbers(
     tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, mode: str
 ) -> None:
     """C3: no window is small enough, so nothing waits."""

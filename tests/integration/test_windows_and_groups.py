@@ -67,7 +67,7 @@ async def assert_greedy(
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_s1_s14_a_hybrid_prompt_continues_as_oracle_at_every_length(
+async def test_s1_s14_h18_a_hybrid_prompt_continues_as_oracle_at_every_length(
     pair: Pair, oracle: Oracle, mode: str
 ) -> None:
     """S1, S14, H18: at and around window and page borders the answer is ORACLE's, in every mode."""
