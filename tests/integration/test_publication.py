@@ -11,9 +11,12 @@ import pytest
 import pytest_asyncio
 
 from common.kv.digest import DigestKind, digest
+from common.session.messages import Pong, PrefillMessage
+from common.wire.convert import to_proto
 from common.wire.failure import RemoteFailure
 from decode_service import importer
 from kvspan.v1 import transfer_pb2
+from prefill_service import servicer
 from tests.integration.conftest import LoadPair, shared_pair
 from tests.support.cases import Oracle, prompt_of
 from tests.support.gates import Gate, gated, lossy, lying
@@ -61,18 +64,24 @@ async def test_w5_w6_kv_told_and_not_copied_is_not_visible(
     oracle.assert_greedy(PROMPT, await asked)
 
 
+@pytest.mark.parametrize(
+    ("lost_layer", "length", "problem"),
+    [
+        (2, 200, "wrote layer 3 of tokens [0, 64) before layer 2 of tokens [0, 64)"),
+        (3, 200, "wrote layer 0 of tokens [64, 128) before layer 3 of tokens [0, 64)"),
+        (3, 50, "ended without layer 3 of tokens [0, 50)"),
+    ],
+)
 async def test_w7_a_layer_that_is_never_handed_over_fails_its_request_by_name(
-    tmp_path: Path, checkpoints: dict[str, str], load: LoadPair
+    tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, lost_layer: int, length: int, problem: str
 ) -> None:
-    """W7: an engine without a hook for one layer fails at the end, naming the layer; prefill stays up."""
+    """W7: an engine without a hook for one layer fails in every mode, naming the layer; prefill stays up."""
     configs = make_configs(tmp_path, checkpoints["DENSE"])
-    async with running_pair(*configs, lossy(load(*configs), lost_layer=2)) as pair:
+    async with running_pair(*configs, lossy(load(*configs), lost_layer)) as pair:
         for mode in MODES:
             with pytest.raises(RemoteFailure) as caught:
-                await pair.ask(PROMPT, 2, transfer=mode)
-            assert caught.value.code is grpc.StatusCode.INTERNAL
-            assert "layer" in caught.value.message
-            assert "2" in caught.value.message
+                await pair.ask(prompt_of(length), 2, transfer=mode)
+            assert problem in caught.value.message
             await pair.wait_idle()
 
 
@@ -133,8 +142,8 @@ async def test_overlap_whole_and_deferred_tell_nothing_before_the_source_has_end
     assert (answer.timings.num_spans_overlapped, answer.timings.overlap) == (0, 0)
 
 
-async def test_stages_sum_to_the_whole(pair: Pair) -> None:
-    """The stages of a request sum to its total exactly, and none is negative."""
+async def test_m4_stages_sum_to_the_whole(pair: Pair) -> None:
+    """M4: the stages of a request sum to its total exactly, and none is negative."""
     timings = (await pair.ask(PROMPT, 3)).timings
 
     stages = [
@@ -162,6 +171,12 @@ def wrong_length(span: transfer_pb2.KVSpan) -> None:
 
 def old_generation(span: transfer_pb2.KVSpan) -> None:
     """Tell the span of an earlier lease."""
+    assert span.generation > 1
+    span.generation -= 1
+
+
+def future_generation(span: transfer_pb2.KVSpan) -> None:
+    """Tell the span of a lease that was never made."""
     span.generation += 1
 
 
@@ -170,7 +185,9 @@ def wrong_digest(span: transfer_pb2.KVSpan) -> None:
     span.digest = bytes(len(span.digest))
 
 
-@pytest.mark.parametrize("lie", [outside_slot, outside_slab, wrong_length, old_generation, wrong_digest])
+@pytest.mark.parametrize(
+    "lie", [outside_slot, outside_slab, wrong_length, old_generation, future_generation, wrong_digest]
+)
 async def test_w1_w18_n8_a_span_that_lies_fails_its_request_alone(
     pair: Pair, oracle: Oracle, monkeypatch: pytest.MonkeyPatch, lie: Callable[[transfer_pb2.KVSpan], None]
 ) -> None:
@@ -190,6 +207,63 @@ async def test_w1_w18_n8_a_span_that_lies_fails_its_request_alone(
     assert first.code is grpc.StatusCode.DATA_LOSS
     assert not isinstance(second, BaseException)
     oracle.assert_greedy(honest, second)
+
+
+async def test_h3_a_wrong_digest_in_mid_life_fails_one_request_and_no_session(
+    pair: Pair, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H3: bytes that do not match are an error of their request, never a success; the session goes on."""
+    oracle.assert_greedy(PROMPT, await pair.ask(PROMPT, 3))
+    with monkeypatch.context() as patch:
+        lying(patch, wrong_digest)
+        with pytest.raises(RemoteFailure) as caught:
+            await pair.ask(PROMPT, 3)
+
+    assert caught.value.reason == "KV_CHECKSUM"
+    oracle.assert_greedy(PROMPT, await pair.ask(PROMPT, 3))
+    assert pair.decode.peers[0].statistics().num_sessions == 1
+
+
+@pytest.mark.parametrize("layer", range(4))
+async def test_w8_nothing_is_published_while_an_owned_layer_is_not_covered(
+    tmp_path: Path,
+    checkpoints: dict[str, str],
+    load: LoadPair,
+    oracles: Callable[[str], Oracle],
+    layer: int,
+) -> None:
+    """W8: SHARE without the span of one owned layer, of which PrefillDone says nothing either, is refused."""
+    configs, prompt = make_configs(tmp_path, checkpoints["SHARE"]), prompt_of(40)
+    async with running_pair(*configs, load(*configs)) as pair:
+        with pytest.MonkeyPatch.context() as patch:
+            withhold(patch, layer)
+            with pytest.raises(RemoteFailure) as caught:
+                await pair.ask(prompt, 3)
+        assert caught.value.reason == "COVERAGE_INCOMPLETE"
+        assert f"layers {layer} tokens" in caught.value.message
+        oracles("SHARE").assert_greedy(prompt, await pair.ask(prompt, 3))
+
+
+def withhold(patch: pytest.MonkeyPatch, sequence: int) -> None:
+    """Let prefill services leave out one span of a transfer, and count totals without it."""
+
+    def told(message: PrefillMessage) -> transfer_pb2.TransferResponse:
+        response = to_proto(message)
+        span = response.kv_span
+        if response.HasField("kv_span") and span.sequence == sequence:
+            withheld.append(span)
+            return to_proto(Pong(1))
+        if response.HasField("prefill_done"):
+            left_out = withheld.pop()
+            totals = response.prefill_done.totals[left_out.group_index]
+            totals.num_spans -= 1
+            totals.num_bytes -= left_out.length
+            num_layers = left_out.layers.stop - left_out.layers.start
+            totals.layer_tokens -= num_layers * (left_out.tokens.stop - left_out.tokens.start)
+        return response
+
+    withheld: list[transfer_pb2.KVSpan] = []
+    patch.setattr(servicer, "to_proto", told)
 
 
 def digest_after(gate: Gate) -> Callable[[DigestKind, memoryview], bytes]:
