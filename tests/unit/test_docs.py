@@ -38,7 +38,9 @@ PAGES = ("README.md", PROTOCOL, "docs/ownership.md", "docs/operations.md")
 CODE_FOLDERS = ("common", "decode_service", "kvspan", "prefill_service", "tests")
 
 SOURCE_PATH = re.compile(r"(?:common|decode_service|docs|kvspan|prefill_service|protos|tests)/[\w./]+\.\w+")
-FOREIGN_FLAGS = ("-plaintext", "-unix", "-d", "--build", "--wait", "--volumes", "--against")
+FOREIGN_FLAGS = (
+    "-plaintext", "-unix", "-d", "--build", "--wait", "--volumes", "--against", "--exclude-source-info", "-o",
+)  # fmt: skip
 """Flags of grpcurl, docker compose and buf."""
 
 NOTHING = "\N{EN DASH}"
