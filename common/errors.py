@@ -14,7 +14,7 @@
         StaleGeneration  SpanOutOfRange  SpanOverlap  ChecksumMismatch
         CoverageIncomplete  TotalsMismatch  LogitsInvalid  PrefillFailed
       PeerError                    the other service is gone or late; try again
-        PeerLost  PeerUnavailable  LeaseExpired  Draining
+        PeerLost  PeerUnavailable  PrefillEngineFailed  LeaseExpired  Draining
       RequestError                 the client must change the request
         InvalidRequest  PromptTooLong  UnknownModel  Cancelled  DeadlineExceeded
       EngineError                  the compute engine failed
@@ -354,6 +354,12 @@ class PeerUnavailable(PeerError):
     """No prefill service is connected."""
 
     code = "PREFILL_UNAVAILABLE"
+
+
+class PrefillEngineFailed(PeerError):
+    """The engine of the prefill service failed at this prompt; another one may do better."""
+
+    code = "PREFILL_ENGINE_FAILED"
 
 
 class LeaseExpired(PeerError):

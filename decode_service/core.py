@@ -25,6 +25,7 @@ from common.errors import (
     KVSpanError,
     PeerLost,
     PeerUnavailable,
+    PrefillEngineFailed,
 )
 from common.model.text import Tokenizer
 from common.runtime.clock import Clock
@@ -56,6 +57,9 @@ class LossPolicy(enum.Enum):
     LOCAL = "local"
     """Run again in this process."""
 
+
+LOSSES = (PeerLost, PeerUnavailable, PrefillEngineFailed)
+"""Ends of an attempt after which another prefill service, or this process, may do better."""
 
 MAX_ATTEMPTS = 3
 """Tries of one request, the first included."""
@@ -193,11 +197,12 @@ class DecodeCore:
 
         Nothing of a lost attempt was published, so no client can have seen a token of it.
         """
-        attempt = 1
+        attempt, session = 1, None
         while True:
             try:
-                return await self._attempt(request, timeline, is_retry=attempt > 1)
-            except (PeerLost, PeerUnavailable) as error:
+                session = self._owners.router.session_for(request, avoided=session)
+                return await self._attempt(request, session, timeline, is_retry=attempt > 1)
+            except LOSSES as error:
                 was_granted = timeline.reserved_ns > 0
                 request = await self._after_loss(request, attempt, error, was_granted=was_granted)
             attempt += 1
@@ -223,11 +228,10 @@ class DecodeCore:
         return request
 
     async def _attempt(
-        self, request: GenerationRequest, timeline: Timeline, *, is_retry: bool
+        self, request: GenerationRequest, session: PeerSession | None, timeline: Timeline, *, is_retry: bool
     ) -> tuple[Sequence, Reservation]:
         """Admit, prefill and publish once."""
         timeline.is_local = request.route is Route.LOCAL
-        session = self._owners.router.session_for(request)
         grant = await self._admit(request, session, is_retry=is_retry)
         timeline.reserved_ns = self._owners.clock.now_ns()
         try:

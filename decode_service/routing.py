@@ -97,8 +97,11 @@ class Router:
         route = Route.LOCAL if timeline.is_local else Route.REMOTE
         self._costs.observe(route, request.prompt_len, timeline.stages())
 
-    def session_for(self, request: GenerationRequest) -> PeerSession | None:
-        """Return the session that will compute the prompt; None for this process.
+    def session_for(
+        self, request: GenerationRequest, *, avoided: PeerSession | None = None
+    ) -> PeerSession | None:
+        """Return the session that will compute the prompt, `avoided` only for want of another; None for this
+        process.
 
         Raises: `PeerUnavailable` when a remote prompt finds no open session.
         """
@@ -108,7 +111,8 @@ class Router:
         if not sessions:
             problems = "; ".join(f"{peer.target}: {peer.problem}" for peer in self._peers)
             raise PeerUnavailable(f"no prefill service is connected ({problems or 'none is configured'})")
-        return min(sessions, key=lambda session: session.statistics().num_transfers)
+        others = [session for session in sessions if session is not avoided]
+        return min(others or sessions, key=lambda session: session.statistics().num_transfers)
 
     def slot_bytes(self, request: GenerationRequest, session: PeerSession | None) -> int:
         """Return the slab bytes the prompt needs; raises `PromptTooLong` when it can never fit."""

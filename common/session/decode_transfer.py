@@ -25,11 +25,13 @@ import numpy as np
 from common.errors import (
     CoverageIncomplete,
     Draining,
+    EngineFailed,
     KVSpanError,
     LeaseExpired,
     LocalProtocolError,
     LogitsInvalid,
     PeerUnavailable,
+    PrefillEngineFailed,
     PrefillFailed,
     RemoteProtocolError,
     SpanOutOfRange,
@@ -371,9 +373,11 @@ class DecodeTransfer:
 
 
 def _remote_error(reason: str, text: str) -> KVSpanError:
-    """Return what a producer's failure means here: a time limit and a shutdown keep their own class."""
+    """Return what a producer's failure means here: what another producer may do better has its own class."""
     if reason == LeaseExpired.code:
         return LeaseExpired(text)
     if reason == Draining.code:
         return PeerUnavailable(text)
+    if reason == EngineFailed.code:
+        return PrefillEngineFailed(text)
     return PrefillFailed(reason, text)

@@ -81,6 +81,7 @@ CODES: Mapping[type[Exception], grpc.StatusCode] = {
     errors.PrefillFailed: grpc.StatusCode.INTERNAL,
     errors.PeerLost: grpc.StatusCode.UNAVAILABLE,
     errors.PeerUnavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.PrefillEngineFailed: grpc.StatusCode.UNAVAILABLE,
     errors.LeaseExpired: grpc.StatusCode.ABORTED,
     errors.Draining: grpc.StatusCode.UNAVAILABLE,
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,

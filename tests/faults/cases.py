@@ -15,7 +15,9 @@ STREAM, MODES = ("stream",), ("stream", "whole", "deferred")
 FAIL, ALL_POLICIES = ("fail",), ("fail", "retry", "local")
 
 AFTER_PUBLICATION = ("published", "decoding")
-BETWEEN = ("between1", "between2", "between4", "between6", "between7")
+BETWEEN = ("between1", "between2", "between4", "between5", "between6", "between7")
+"""With "between3" of MOVING all gaps between the spans of a victim of tiny:llama."""
+
 MOVING = ("first", "between3", "told", "importing")
 """One point of each kind before publication."""
 
@@ -99,9 +101,10 @@ ROWS = (
     Row("client's deadline", MOVING, MODES),
     Row("client killed", ("queued", *MOVING, "published", "decoding")),
     Row("engine raises", ("layer0", "layer7", "first", "between3", "written", "told"), MODES),
+    Row("engine raises", ("layer7", "told"), MODES, ("retry", "local")),
     Row("engine raises", ("layer7", "told"), MODES, FAIL, GEMMA),
-    Row("engine out of memory", ("layer7", "between3")),
-    Row("engine thread exits", ("layer7", "told")),
+    Row("engine out of memory", ("layer7", "between3"), STREAM, ALL_POLICIES),
+    Row("engine thread exits", ("layer7", "told"), STREAM, ALL_POLICIES),
     Row("bytes altered", ("import0", "import4", "import7"), MODES),
     Row("bytes altered", ("import0", "import3"), MODES, FAIL, GEMMA),
     Row("copy raises", ("copy0", "copy4"), STREAM),

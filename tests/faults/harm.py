@@ -77,6 +77,17 @@ class Broken(Fault):
         return (self._expected,)
 
 
+class EngineFails(Broken):
+    """The engine of prefill breaks down at the victim's prompt: the policy decides."""
+
+    def __init__(self) -> None:
+        super().__init__("UNAVAILABLE PREFILL_ENGINE_FAILED")
+
+    def expected(self, case: Case) -> tuple[str, ...]:
+        """See `Fault`."""
+        return super().expected(case) if case.policy == "fail" else (EXACT,)
+
+
 class NoCredit(Fault):
     """A prompt larger than its window, and decode gives no byte of it back in time."""
 
@@ -145,9 +156,9 @@ REQUEST_FAULTS: dict[str, Callable[[], Fault]] = {
     "client cancels": Cancel,
     "client's deadline": Deadline,
     "client killed": KillClient,
-    "engine raises": lambda: Broken("INTERNAL PREFILL_FAILED"),
-    "engine out of memory": lambda: Broken("INTERNAL PREFILL_FAILED"),
-    "engine thread exits": lambda: Broken("INTERNAL PREFILL_FAILED"),
+    "engine raises": EngineFails,
+    "engine out of memory": EngineFails,
+    "engine thread exits": EngineFails,
     "bytes altered": lambda: Broken("DATA_LOSS KV_CHECKSUM"),
     "copy raises": lambda: Broken("INTERNAL ENGINE_FAILED"),
     "no credit": NoCredit,

@@ -179,7 +179,7 @@ SCRIPTS = (
     Script("logits without bound", "DATA_LOSS LOGITS_INVALID", done(lambda d: _set_float(d, float("inf")))),
     Script("done twice", "OK", lambda m: [*m, _copy(m[-1])], also=PROTOCOL),
     Script("span after done", "OK", lambda m: [*m, _copy(m[1])], also=PROTOCOL),
-    Script("failed after done", "OK", lambda m: [*m, FAILED], also="INTERNAL PREFILL_FAILED"),
+    Script("failed after done", "OK", lambda m: [*m, FAILED], also="UNAVAILABLE PREFILL_ENGINE_FAILED"),
     Script("cancelled unasked for", "INTERNAL PREFILL_FAILED", lambda m: [*m[:4], _cancelled(m)]),
     Script("accepted twice", PROTOCOL, lambda m: [m[0], m[0], *m[1:]]),
     Script("never accepted", PROTOCOL, lambda m: m[1:]),

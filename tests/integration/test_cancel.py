@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -11,14 +12,17 @@ import grpc
 import pytest
 
 from common.wire.failure import RemoteFailure
-from decode_service import importer
+from decode_service import importer, servicer
 from decode_service.config import DecodeConfig
+from decode_service.generation import TokenEvent
+from decode_service.responses import token_response
+from kvspan.v1 import decode_pb2 as pb
 from prefill_service.config import PrefillConfig
 from tests.integration.conftest import LoadPair
 from tests.integration.test_publication import digest_after
 from tests.support.cases import Oracle, prompt_of
 from tests.support.gates import Gate, failing, gated, gated_at_end
-from tests.support.pair import MODES, Pair, make_configs, running_pair, wait_until
+from tests.support.pair import MODES, WAIT_S, Pair, make_configs, running_pair, wait_until
 
 PROMPT = prompt_of(200)
 OTHER = prompt_of(90, seed=4)
@@ -68,7 +72,7 @@ async def test_a10_cancel_while_queued_for_a_lane(
         await assert_fresh(pair, oracle)
 
 
-async def test_a8_cancel_while_queued_at_prefill(dense: Configs, load: LoadPair, oracle: Oracle) -> None:
+async def test_a8_a9_cancel_while_queued_at_prefill(dense: Configs, load: LoadPair, oracle: Oracle) -> None:
     """A8, A9: a transfer cancelled before the engine took it is drained at once; the running one goes on."""
     gate = Gate()
     async with running_pair(*dense, gated(load(*dense), gate)) as pair:
@@ -107,7 +111,7 @@ async def test_a1_a10_pages_of_a_cancelled_transfer_stay_until_the_producer_has_
         await assert_fresh(pair, oracle)
 
 
-async def test_u2_cancel_while_a_copy_runs_keeps_pages_until_it_has_ended(
+async def test_u2_h17_cancel_while_a_copy_runs_keeps_pages_until_it_has_ended(
     dense: Configs, load: LoadPair, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """U2, H17: with the importer inside a copy, cancel frees nothing; others decode meanwhile."""
@@ -163,20 +167,38 @@ async def test_a10_g6_cancel_while_decoding_ends_the_sequence_and_no_other(
         await assert_fresh(pair, oracle)
 
 
-async def test_g6_a_client_that_stops_reading_and_goes_ends_its_handler(
-    dense: Configs, load: LoadPair, oracle: Oracle
+async def test_g6_a_write_that_the_client_does_not_read_ends_when_the_client_goes(
+    dense: Configs, load: LoadPair, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G6: a handler that is in the middle of a write when its client cancels ends, and frees its lane."""
-    async with running_pair(*dense, load(*dense)) as pair:
-        streams = [
-            pair.client.generate(token_ids=OTHER, max_new_tokens=400, ignore_eos=True) for _ in range(4)
-        ]
-        for stream in streams:
-            await anext(stream)
-        await asyncio.gather(*(stream.aclose() for stream in streams))
+    """G6: a handler that is blocked in a write ends with its client, and frees its lane; others go on."""
+    written: list[int] = []
 
-        await wait_until(lambda: pair.decode.core.counts.cancelled == 4)
+    def large_response(events: Sequence[TokenEvent], *, with_logprobs: bool) -> pb.GenerateResponse:
+        written.append(len(events))
+        response = token_response(events, with_logprobs=with_logprobs)
+        response.text = "x" * (1 << 20)
+        return response
+
+    async with running_pair(*dense, load(*dense)) as pair:
+        with monkeypatch.context() as patch:
+            patch.setattr(servicer, "token_response", large_response)
+            stream = pair.client.generate(token_ids=OTHER, max_new_tokens=50, ignore_eos=True)
+            await anext(stream)
+            await wait_for_steps(pair, 49)
+        oracle.assert_greedy(PROMPT, await pair.ask(PROMPT, 3))
+        assert sum(written) < 50
+        assert pair.decode.core.counts.live == 1
+
+        await stream.aclose()
+        await wait_until(lambda: pair.decode.core.counts.cancelled == 1)
         await assert_fresh(pair, oracle)
+
+
+async def wait_for_steps(pair: Pair, num_steps: int) -> None:
+    """Wait until decode has made so many steps."""
+    async with asyncio.timeout(WAIT_S):
+        while (await pair.client.status()).num_steps < num_steps:
+            continue
 
 
 async def test_t4_a_deadline_ends_a_request_that_waits(
@@ -215,7 +237,7 @@ async def test_rule9_the_service_has_a_time_limit_of_its_own(
 async def test_g7_h4_an_engine_that_raises_gives_the_client_a_status(
     dense: Configs, load: LoadPair, oracle: Oracle
 ) -> None:
-    """G7, H4: an exception in the engine ends its request with INTERNAL at once, and nothing else."""
+    """G7, H4: an exception in the engine ends its request with UNAVAILABLE at once, and nothing else."""
     error = RuntimeError("device on fire")
     async with running_pair(*dense, failing(load(*dense), error, prompt_len=len(PROMPT))) as pair:
         ends = await asyncio.gather(
@@ -224,18 +246,67 @@ async def test_g7_h4_an_engine_that_raises_gives_the_client_a_status(
 
         first, failed, last = ends
         assert isinstance(failed, RemoteFailure)
-        assert failed.code is grpc.StatusCode.INTERNAL
-        assert failed.reason == "PREFILL_FAILED"
+        assert failed.code is grpc.StatusCode.UNAVAILABLE
+        assert failed.reason == "PREFILL_ENGINE_FAILED"
         for end in (first, last):
             assert not isinstance(end, BaseException)
             oracle.assert_greedy(OTHER, end)
         await assert_fresh(pair, oracle)
 
 
-async def test_a16_bursts_of_cancelled_requests_leave_a_pair_that_serves(
+@pytest.mark.parametrize("error", [RuntimeError("on fire"), asyncio.CancelledError()], ids=repr)
+async def test_g7_a_handler_that_raises_gives_the_client_a_status(
+    dense: Configs, load: LoadPair, oracle: Oracle, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """G7: what a handler raises, also a CancelledError that nobody asked for, is INTERNAL at its client."""
+
+    def broken(events: Sequence[TokenEvent], *, with_logprobs: bool) -> pb.GenerateResponse:
+        raise error
+
+    async with running_pair(*dense, load(*dense)) as pair:
+        with monkeypatch.context() as patch:
+            patch.setattr(servicer, "token_response", broken)
+            with pytest.raises(RemoteFailure) as caught:
+                await pair.ask(PROMPT, 3)
+
+        assert caught.value.code is grpc.StatusCode.INTERNAL
+        assert caught.value.message == f"unexpected {type(error).__name__}"
+        await assert_fresh(pair, oracle)
+
+
+async def test_a11_a_cancel_in_either_role_raises_nowhere(
+    tmp_path: Path,
+    checkpoints: dict[str, str],
+    load: LoadPair,
+    oracle: Oracle,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A11: a cancel of what decode queues, prefill queues, computes, or decode answers, logs no error."""
+    configs, gate = make_configs(tmp_path, checkpoints["DENSE"], lanes=3), Gate()
+    async with running_pair(*configs, gated(load(*configs), gate)) as pair:
+        decoding = pair.client.generate(token_ids=OTHER, max_new_tokens=1000, ignore_eos=True, route="local")
+        await anext(decoding)
+        computed = asyncio.create_task(pair.ask(PROMPT, 2))
+        await wait_until(lambda: gate.num_arrived == 1)
+        queued_there = asyncio.create_task(pair.ask(PROMPT, 2))
+        await wait_until(lambda: pair.decode.peers[0].statistics().num_transfers == 2)
+        queued_here = asyncio.create_task(pair.ask(PROMPT, 2))
+        await wait_until(lambda: pair.decode.admission.statistics().num_queued == 1)
+
+        for task in (queued_here, queued_there, computed):
+            await cancel(task)
+        await decoding.aclose()
+        gate.open()
+        await assert_fresh(pair, oracle)
+
+        assert pair.decode.core.counts.cancelled == 4
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_a9_a16_bursts_of_cancelled_requests_leave_a_pair_that_serves(
     tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, oracle: Oracle
 ) -> None:
-    """A16, A9: three bursts of sixteen requests, all cancelled in whatever state, then one is served."""
+    """A9, A16: three bursts of sixteen requests, all cancelled in whatever state, then one is served."""
     configs = make_configs(tmp_path, checkpoints["DENSE"], lanes=4, queue_limit=16)
     async with running_pair(*configs, load(*configs)) as pair:
         for burst in range(3):

@@ -12,6 +12,7 @@ from common.errors import (
     LeaseExpired,
     PeerLost,
     PeerUnavailable,
+    PrefillEngineFailed,
     PrefillFailed,
 )
 from common.session.decode_side import SessionState
@@ -21,7 +22,15 @@ from tests.support.peers import SessionPair, Wish
 
 PAGE_BYTES = 4_096
 COPY_FAILED = EngineFailed("the copy engine was lost")
-HONEST_OUTCOMES = (Cancelled, PeerLost, PeerUnavailable, PrefillFailed, LeaseExpired, EngineFailed)
+HONEST_OUTCOMES = (
+    Cancelled,
+    PeerLost,
+    PeerUnavailable,
+    PrefillEngineFailed,
+    PrefillFailed,
+    LeaseExpired,
+    EngineFailed,
+)
 """What a transfer may fail with when both sides keep the rules: never a protocol or coverage error."""
 
 
@@ -223,5 +232,5 @@ def test_failures_reach_the_record_with_their_reason() -> None:
     pair.settle()
 
     error: KVSpanError | None = pair.records[1].error
-    assert isinstance(error, PrefillFailed)
-    assert error.reason == "ENGINE_FAILED"
+    assert isinstance(error, PrefillEngineFailed)
+    assert "a device was lost" in str(error)

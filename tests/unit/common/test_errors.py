@@ -65,6 +65,7 @@ EXAMPLES: tuple[tuple[KVSpanError, dict[str, str]], ...] = (
     (errors.PrefillFailed("ENGINE_FAILED", "no memory"), {"reason": "ENGINE_FAILED", "message": "no memory"}),
     (errors.PeerLost("stream ended"), {"problem": "stream ended"}),
     (errors.PeerUnavailable("no session"), {"problem": "no session"}),
+    (errors.PrefillEngineFailed("no memory"), {"problem": "no memory"}),
     (errors.LeaseExpired("after 3 s"), {"problem": "after 3 s"}),
     (errors.Draining("shutting down"), {"problem": "shutting down"}),
     (

@@ -16,7 +16,7 @@ from common.errors import (
     KVSpanError,
     PeerLost,
     PeerUnavailable,
-    PrefillFailed,
+    PrefillEngineFailed,
     PromptTooLong,
     QueueFull,
 )
@@ -173,10 +173,39 @@ async def test_a_failing_engine_fails_its_request_alone(slab_dir: Path) -> None:
         pair.engine.on_layer = on_layer
         broken, whole = start(pair, make_request()), start(pair, make_request())
 
-        with pytest.raises(PrefillFailed, match="a device was lost"):
+        with pytest.raises(PrefillEngineFailed, match="a device was lost"):
             await broken
         assert "".join(await whole) == "defg"
         assert counts_of(pair) == RequestCounts(submitted=2, finished=1, failed=1)
+
+
+@pytest.mark.parametrize("policy", [LossPolicy.RETRY, LossPolicy.LOCAL])
+async def test_a_prompt_that_an_engine_fails_at_runs_again(slab_dir: Path, policy: LossPolicy) -> None:
+    """An engine that fails is a prefill service that is lost to this prompt."""
+    async with memory_pair(slab_dir, policy) as pair:
+
+        def on_layer(chunk: Range, layer: int) -> None:
+            pair.engine.on_layer = lambda chunk, layer: None
+            raise RuntimeError("a device was lost")
+
+        pair.engine.on_layer = on_layer
+
+        assert "".join(await start(pair, make_request())) == "defg"
+        assert counts_of(pair) == RequestCounts(submitted=1, finished=1, retried=1)
+
+
+async def test_a_prompt_that_every_engine_fails_at_is_tried_a_few_times(slab_dir: Path) -> None:
+    """Bounded attempts, and the reason of the last."""
+    async with memory_pair(slab_dir, LossPolicy.RETRY) as pair:
+
+        def on_layer(chunk: Range, layer: int) -> None:
+            raise RuntimeError("a device was lost")
+
+        pair.engine.on_layer = on_layer
+
+        with pytest.raises(PrefillEngineFailed, match="a device was lost"):
+            await start(pair, make_request())
+        assert counts_of(pair) == RequestCounts(submitted=1, failed=1, retried=2)
 
 
 async def test_a_local_engine_that_leaves_out_a_layer_fails_the_request(slab_dir: Path) -> None:

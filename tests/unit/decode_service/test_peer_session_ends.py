@@ -282,6 +282,7 @@ async def test_a_peer_that_drains_gets_no_more_prompts_and_the_last_word(desk: S
     assert not desk.session.can_lease(64)
     desk.cancelled(transfer)
     assert await desk.said() == [None]
+    desk.importer.finish()
     leave(transfer)
     assert transfer.is_free
     desk.closed.clear()

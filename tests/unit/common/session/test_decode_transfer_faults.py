@@ -12,6 +12,7 @@ from common.errors import (
     LocalProtocolError,
     LogitsInvalid,
     PeerLost,
+    PrefillEngineFailed,
     PrefillFailed,
     RemoteProtocolError,
     SpanOutOfRange,
@@ -256,7 +257,7 @@ def test_a_failure_of_the_producer_ends_the_transfer_without_a_cancel() -> None:
 
     actions = transfer.failed("ENGINE_FAILED", "a device was lost")
 
-    assert_failed(actions, PrefillFailed)
+    assert_failed(actions, PrefillEngineFailed)
     assert sent(actions) == []
     assert transfer.import_finished(0) == (DRAINED,)
 
