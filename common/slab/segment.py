@@ -41,6 +41,7 @@ from types import TracebackType
 from common.errors import ConfigError, Difference, InvariantViolation, SlabNotShared
 from common.kv.ranges import Range
 from common.slab.header import HEADER_BYTES, SlabHeader
+from common.slab.populate import populate
 
 _NAME = re.compile(r"kvspan-[0-9a-f]{24}\.slab")
 _NAME_RANDOM_BYTES = 12
@@ -58,8 +59,9 @@ class SlabSegment:
 
         Use `create` or `attach`.
         """
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        self._mapping: mmap.mmap | None = mmap.mmap(fd, header.size_bytes, flags=flags)
+        mapping = mmap.mmap(fd, header.size_bytes)
+        populate(mapping)
+        self._mapping: mmap.mmap | None = mapping
         self._path = path
         self._inode = _inode(os.fstat(fd))
         self._header = header
