@@ -24,6 +24,7 @@ from common.model.loader import load_model
 from decode_service import core
 from decode_service.cache.storage import Kind
 from decode_service.publication import publish
+from kvspan.client import Completion
 from tests.integration.conftest import LoadPair, shared_pair
 from tests.support.cases import prompt_of
 from tests.support.pair import MODES, Pair, make_configs
@@ -31,7 +32,9 @@ from tests.support.pair import MODES, Pair, make_configs
 LENGTHS = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200)
 """One; a page, the window, a chunk and two chunks of 64, each less one and plus one; and three chunks."""
 
-NUM_TOKENS = 4
+NUM_ALONE = 8
+NUM_IN_COMPANY = 4
+"""Tokens of an answer; a key in the wrong place shows in the log-probability of the second one."""
 
 WAYS: dict[str, dict[str, Any]] = {
     **{mode: {"route": "remote", "transfer": mode} for mode in MODES},
@@ -40,6 +43,9 @@ WAYS: dict[str, dict[str, Any]] = {
 
 Place = tuple[int, int, int]
 """Model layer, kind, position."""
+
+Answer = tuple[tuple[int, ...], tuple[float, ...]]
+"""Tokens, and the log-probability of each as exact as the wire has it."""
 
 
 @dataclass(slots=True)
@@ -88,7 +94,7 @@ def generated(model: str) -> dict[int, tuple[int, ...]]:
             output = stock.generate(
                 prompt,
                 attention_mask=torch.ones_like(prompt),
-                max_new_tokens=NUM_TOKENS,
+                max_new_tokens=NUM_ALONE,
                 do_sample=False,
                 eos_token_id=[],
                 pad_token_id=258,
@@ -98,27 +104,23 @@ def generated(model: str) -> dict[int, tuple[int, ...]]:
 
 
 async def test_rule10_every_way_gives_the_same_tokens_alone_and_in_company(pair: Pair) -> None:
-    """Rule 10: alone by stream, and beside seven others by every way, each prompt has one answer."""
-    alone = [await pair.ask(prompt_of(length), NUM_TOKENS, **WAYS["stream"]) for length in LENGTHS]
-    expected = [(answer.token_ids, chosen_logprobs(answer)) for answer in alone]
+    """Rule 10: alone and beside seven others, by every way, the prompt of each length has one answer."""
+    prompts = [prompt_of(length) for length in LENGTHS]
+    alone: dict[str, list[Answer]] = {}
+    together: dict[str, list[Answer]] = {}
 
     for way, options in WAYS.items():
-        prompts = [prompt_of(length) for length in LENGTHS]
-        together = await pair.ask_all(prompts, NUM_TOKENS, **options)
-        assert [(answer.token_ids, chosen_logprobs(answer)) for answer in together] == expected, way
+        alone[way] = [told(await pair.ask(prompt, NUM_ALONE, **options)) for prompt in prompts]
+        together[way] = [told(one) for one in await pair.ask_all(prompts, NUM_IN_COMPANY, **options)]
+
+    expected = alone["stream"]
+    assert [way for way, answers in alone.items() if answers != expected] == []
+    begun = [(tokens[:NUM_IN_COMPANY], logprobs[:NUM_IN_COMPANY]) for tokens, logprobs in expected]
+    assert [way for way, answers in together.items() if answers != begun] == []
 
     if pair.loaded.decode.identity.geometry.layers[0].dtype.value == "float32":
-        answers = generated(pair.loaded.decode.loaded.name)
-        assert [answer.token_ids for answer in alone] == [answers[length] for length in LENGTHS]
-
-
-async def test_rule10_one_request_has_the_same_tokens_alone_by_every_way(pair: Pair) -> None:
-    """Rule 10: without company, too, whole, deferred and local answer as stream does."""
-    prompt = prompt_of(129, seed=5)
-
-    answers = {way: await pair.ask(prompt, 12, **options) for way, options in WAYS.items()}
-
-    assert len({(answer.token_ids, chosen_logprobs(answer)) for answer in answers.values()}) == 1
+        stock = generated(pair.loaded.decode.loaded.name)
+        assert [tokens for tokens, _ in expected] == [stock[length] for length in LENGTHS]
 
 
 async def test_rule10_ways_may_mix_in_one_batch(pair: Pair) -> None:
@@ -186,6 +188,6 @@ def produced(pair: Pair, prompt: Sequence[int]) -> dict[Place, bytes]:
     }
 
 
-def chosen_logprobs(completion: Any) -> tuple[float, ...]:
-    """Return the log-probability of every chosen token, as exact as the wire has it."""
-    return tuple(position.chosen.logprob for position in completion.logprobs)
+def told(completion: Completion) -> Answer:
+    """Return what has to be the same by every way."""
+    return completion.token_ids, tuple(position.chosen.logprob for position in completion.logprobs)
