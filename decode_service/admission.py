@@ -1,10 +1,12 @@
 """Which request gets pages, lane and slot, and which one waits.
 
 Theory of operation: a request takes everything it will ever hold in one step, in arrival order, or waits;
-nothing is held while waiting, so no order of arrivals can deadlock, and the head of the queue is never
-overtaken, so nobody starves. What can never fit is refused before it is queued; a full queue refuses.
+nothing is held while waiting, so no order of arrivals can deadlock. Who waits for lane or pages is never
+overtaken, and who waits for a slot is overtaken only by those that want none of the same session: a slow
+peer holds up its own requests and no others, and nobody starves. What can never fit is refused before it is
+queued; a full queue refuses.
 
-    offer --(fits)--> granted                 on_free / slot released --> grant the head of the queue
+    offer --(fits)--> granted                 on_free / slot released --> grant from the queue, in order
           --(full)--> queued --(fits)--> granted
           --(queue full)--> QueueFull
 
@@ -100,7 +102,7 @@ class Admission:
         self._num_refused = 0
 
     def offer(self, ticket: Ticket, *, is_first: bool = False) -> None:
-        """Grant the ticket now when it fits and nobody waits, else queue it.
+        """Grant the ticket now when it fits and overtakes nobody, else queue it.
 
         `is_first` is for a request that was granted before and lost it: it waits ahead of all others, and
         the bound of the queue does not hold for it.
@@ -108,15 +110,16 @@ class Admission:
         Raises: `QueueFull`, `PromptTooLong` when it can never fit; nothing changed.
         """
         self._cache.check_fits(ticket.prompt_len, ticket.max_new_tokens)
-        if self._fits(ticket) and (is_first or not self._queue):
-            self._grant(ticket)
-        elif is_first:
+        is_full = len(self._queue) >= self._queue_limit
+        if is_first:
             self._queue.appendleft(ticket)
-        elif len(self._queue) < self._queue_limit:
-            self._queue.append(ticket)
         else:
+            self._queue.append(ticket)
+        if is_full and not is_first and self._next() is not ticket:
+            self._queue.pop()
             self._num_refused += 1
             raise QueueFull(self._queue_limit)
+        self.grant_waiting()
 
     def withdraw(self, ticket: Ticket) -> None:
         """Take a ticket out of the queue; nothing happens when it is not queued."""
@@ -133,7 +136,7 @@ class Admission:
         self.grant_waiting()
 
     def grant_waiting(self) -> None:
-        """Grant from the head of the queue while it fits; called whenever something came back.
+        """Grant from the queue whom nothing holds up; called whenever something came back.
 
         A grant may come back at once; the call that is on the stack then looks at the queue again, so that
         a mass cancel of a long queue does not recurse.
@@ -142,10 +145,15 @@ class Admission:
             return
         self._is_granting = True
         try:
-            while self._queue and self._fits(self._queue[0]):
-                self._grant(self._queue.popleft())
+            while (ticket := self._next()) is not None:
+                self._queue.remove(ticket)
+                self._grant(ticket)
         finally:
             self._is_granting = False
+
+    def num_waiting(self, slots: SlotSource) -> int:
+        """Return how many queued tickets want a slot of this session."""
+        return sum(ticket.slots is slots for ticket in self._queue)
 
     def statistics(self) -> AdmissionStatistics:
         """Return the counts now."""
@@ -170,15 +178,24 @@ class Admission:
             raise InvariantViolation(f"{len(self._live)} reservations live, cache counts {counted}")
         if any(one.state is ReservationState.FREE for one in self._live):
             raise InvariantViolation("a free reservation is still listed")
-        if self._queue and self._fits(self._queue[0]):
-            raise InvariantViolation("the head of the queue fits and was not granted")
+        if self._next() is not None:
+            raise InvariantViolation("a queued request fits and was not granted")
 
-    def _fits(self, ticket: Ticket) -> bool:
-        return (
-            len(self._live) < self._num_lanes
-            and self._cache.can_reserve(ticket.prompt_len, ticket.max_new_tokens)
-            and (ticket.slots is None or ticket.slots.can_lease(ticket.slot_bytes))
-        )
+    def _next(self) -> Ticket | None:
+        """Return whose turn it is and for whom there is room; None when everybody has to wait."""
+        held_up: set[SlotSource] = set()
+        for ticket in self._queue:
+            if ticket.slots in held_up:
+                continue
+            if ticket.slots is not None and not ticket.slots.can_lease(ticket.slot_bytes):
+                held_up.add(ticket.slots)
+                continue
+            return ticket if self._has_room(ticket) else None
+        return None
+
+    def _has_room(self, ticket: Ticket) -> bool:
+        has_lane = len(self._live) < self._num_lanes
+        return has_lane and self._cache.can_reserve(ticket.prompt_len, ticket.max_new_tokens)
 
     def _grant(self, ticket: Ticket) -> None:
         slot = ticket.slots.lease(ticket.slot_bytes) if ticket.slots else None

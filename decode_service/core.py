@@ -37,7 +37,7 @@ from decode_service.journaling import DecodeJournal
 from decode_service.peer_session import PeerSession
 from decode_service.publication import publish
 from decode_service.request import GenerationRequest, Route
-from decode_service.reservation import Holder, Reservation
+from decode_service.reservation import Holder
 from decode_service.routing import Router
 from decode_service.sequence import Sequence
 from decode_service.step_loop import StepLoop
@@ -180,7 +180,7 @@ class DecodeCore:
         if self._is_draining:
             raise Draining("the decode service is shutting down")
         request = self._owners.router.resolve(request)
-        sequence, reservation = await self._publish_somewhere(request, timeline)
+        sequence = await self._publish_somewhere(request, timeline)
         try:
             self._owners.step_loop.start(sequence)
             async with aclosing(self._decode(sequence, timeline)) as lists:
@@ -188,11 +188,8 @@ class DecodeCore:
                     yield events
         finally:
             sequence.is_cancelled = True
-            reservation.drop(Holder.CLIENT)
 
-    async def _publish_somewhere(
-        self, request: GenerationRequest, timeline: Timeline
-    ) -> tuple[Sequence, Reservation]:
+    async def _publish_somewhere(self, request: GenerationRequest, timeline: Timeline) -> Sequence:
         """Compute and publish a prompt; again, as the policy says, when its prefill service is lost.
 
         Nothing of a lost attempt was published, so no client can have seen a token of it.
@@ -200,7 +197,8 @@ class DecodeCore:
         attempt, session = 1, None
         while True:
             try:
-                session = self._owners.router.session_for(request, avoided=session)
+                waiting = self._owners.admission.num_waiting
+                session = self._owners.router.session_for(request, waiting, avoided=session)
                 return await self._attempt(request, session, timeline, is_retry=attempt > 1)
             except LOSSES as error:
                 was_granted = timeline.reserved_ns > 0
@@ -229,17 +227,16 @@ class DecodeCore:
 
     async def _attempt(
         self, request: GenerationRequest, session: PeerSession | None, timeline: Timeline, *, is_retry: bool
-    ) -> tuple[Sequence, Reservation]:
+    ) -> Sequence:
         """Admit, prefill and publish once."""
         timeline.is_local = request.route is Route.LOCAL
         grant = await self._admit(request, session, is_retry=is_retry)
         timeline.reserved_ns = self._owners.clock.now_ns()
         try:
-            sequence = await self._prefill(request, session, grant, timeline)
+            return await self._prefill(request, session, grant, timeline)
         except BaseException:
             grant.reservation.drop(Holder.CLIENT)
             raise
-        return sequence, grant.reservation
 
     async def _admit(
         self, request: GenerationRequest, session: PeerSession | None, *, is_retry: bool

@@ -177,6 +177,11 @@ class PeerSession:
         return self._allocator.capacity_bytes
 
     @property
+    def num_leased(self) -> int:
+        """Slots in use: of transfers that are not drained, and granted to such as have not begun."""
+        return self._allocator.statistics().num_leased
+
+    @property
     def backlog_tokens(self) -> int:
         """Prompt tokens of the transfers that are not drained."""
         return sum(held.prompt_len for held in self._held.values())

@@ -45,7 +45,8 @@ def publish(
 ) -> Sequence:
     """Make the pages of a reservation readable and return the sequence that reads them.
 
-    The sequence holds the reservation for the step loop; the caller hands it over. `on_published` is told
+    From here on the step loop holds the reservation, and not the call, whose client may read slowly; the
+    caller hands the sequence over. `on_published` is told
     before anything of the prefill may be reused.
 
     Raises: what `prove_complete` raises; then nothing was visible.
@@ -55,4 +56,5 @@ def publish(
     reservation.hold(Holder.LANE)
     on_published(reservation)
     prefill.settle()
+    reservation.drop(Holder.CLIENT)
     return Sequence(reservation, generation, prompt_len, logits_V)

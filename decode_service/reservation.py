@@ -3,7 +3,7 @@
 Theory of operation: a reservation has *holders*, the parties that may still read or write its pages. It is
 free when the last holder has dropped it, whatever order cancel, failure and success take (rule 4):
 
-    CLIENT     the call that asked for it; drops when the call ends, however it ends
+    CLIENT     the call that asked for it, until publication, or its end before that
     PRODUCER   a prefill service (until it has drained) and the importer (until its copies ended)
     ENGINE     the local prefill engine
     LANE       the step loop, from publication until the sequence is retired

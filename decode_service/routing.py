@@ -1,8 +1,8 @@
 """Where a prompt is computed: which session, how much of its slab, and the start of the work.
 
 Theory of operation: route `auto` becomes the cheaper one as measured (`costs.py`), and the estimates are
-logged. A remote prompt goes to the open session with the fewest live transfers. What a place can never hold
-is refused here, with the numbers, before anything is held.
+logged. A remote prompt goes to the open session with the fewest slots in use and asked for. What a place can
+never hold is refused here, with the numbers, before anything is held.
 
 Ownership: one per service, event loop only; owns the cost model.
 Not here: when a request may start (`admission.py`), what happens when a peer is lost (`core.py`).
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -98,7 +99,11 @@ class Router:
         self._costs.observe(route, request.prompt_len, timeline.stages())
 
     def session_for(
-        self, request: GenerationRequest, *, avoided: PeerSession | None = None
+        self,
+        request: GenerationRequest,
+        num_waiting: Callable[[PeerSession], int],
+        *,
+        avoided: PeerSession | None = None,
     ) -> PeerSession | None:
         """Return the session that will compute the prompt, `avoided` only for want of another; None for this
         process.
@@ -112,7 +117,7 @@ class Router:
             problems = "; ".join(f"{peer.target}: {peer.problem}" for peer in self._peers)
             raise PeerUnavailable(f"no prefill service is connected ({problems or 'none is configured'})")
         others = [session for session in sessions if session is not avoided]
-        return min(others or sessions, key=lambda session: session.statistics().num_transfers)
+        return min(others or sessions, key=lambda session: session.num_leased + num_waiting(session))
 
     def slot_bytes(self, request: GenerationRequest, session: PeerSession | None) -> int:
         """Return the slab bytes the prompt needs; raises `PromptTooLong` when it can never fit."""

@@ -14,6 +14,11 @@ NUM_PAGES = (6, 9)
 SLAB_BYTES = 512
 
 
+def overtaken(request: Request, waiting: list[Request]) -> list[Request]:
+    """Return who waits for something that a later request must not take before them."""
+    return [one for one in waiting if one.slots is None or one.slots is request.slots]
+
+
 class AdmissionLife(RuleBasedStateMachine):
     """Requests of every size, local or over one of two sessions, against plain lists."""
 
@@ -52,7 +57,7 @@ class AdmissionLife(RuleBasedStateMachine):
         except QueueFull:
             assert len(waiting) == 4
             return
-        assert not (waiting and request.is_granted), "overtook who was waiting"
+        assert not (request.is_granted and overtaken(request, waiting)), "overtook who was waiting"
         self.offered.append(request)
         self.note_grants()
 
@@ -103,8 +108,10 @@ class AdmissionLife(RuleBasedStateMachine):
         statistics = self.desk.admission.statistics()
         assert statistics.lanes_used == len(self.live)
         assert statistics.num_queued == len(self.waiting())
-        granted = [request for request in self.offered if request.is_granted]
-        assert granted == self.desk.granted, "the order of grants is not that of arrivals"
+        for source in (None, *self.sessions):
+            granted = [request for request in self.offered if request.is_granted and request.slots is source]
+            found = [request for request in self.desk.granted if request.slots is source]
+            assert granted == found, "the order of grants is not that of arrivals"
 
     def waiting(self) -> list[Request]:
         """Return who is neither granted nor failed nor withdrawn, in order of arrival."""

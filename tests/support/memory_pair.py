@@ -179,6 +179,12 @@ class MemoryPair:
         if self.peer.session is not None:
             assert self.peer.session.slab_statistics().num_leased == 0
 
+    async def until_free(self) -> None:
+        """Wait until no lane is held, whatever calls are still open."""
+        while self.admission.statistics().lanes_used:
+            self.changed.clear()
+            await self.changed.wait()
+
     async def until_idle(self) -> None:
         """Wait until everything has come back on its own."""
         while self._is_busy():

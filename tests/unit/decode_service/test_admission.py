@@ -172,17 +172,39 @@ def test_a_lost_session_fails_exactly_those_that_wait_for_its_slots() -> None:
     assert running.error is None
 
 
-def test_a_session_without_room_holds_up_those_behind_until_it_is_lost() -> None:
-    """Order of arrival holds over sessions; the loss of one lets the others on."""
-    desk = make_desk(slab_bytes=64)
+def test_a_session_without_room_holds_up_its_own_requests_and_no_others() -> None:
+    """A slow peer must not be felt by those who ask another one, or none."""
+    desk, other = make_desk(slab_bytes=64), Slots(64)
     desk.offer(slot_bytes=64)
-    blocked, behind = desk.offer(slot_bytes=64), desk.offer(slot_bytes=None)
-    assert not behind.is_granted
 
+    blocked, behind = desk.offer(slot_bytes=64), desk.offer(slot_bytes=64)
+    local, elsewhere = desk.offer(slot_bytes=None), desk.offer(slot_bytes=64, slots=other)
+
+    assert [one.is_granted for one in (blocked, behind, local, elsewhere)] == [False, False, True, True]
+    assert desk.admission.num_waiting(desk.slots) == 2
+    assert desk.admission.num_waiting(other) == 0
     desk.admission.fail_waiting(desk.slots, LOST)
+    assert (blocked.error, behind.error) == (LOST, LOST)
+    for one in desk.granted:
+        one.leave()
+    desk.assert_idle()
 
-    assert blocked.error is LOST
-    assert behind.is_granted
+
+def test_who_waits_for_a_slot_is_first_for_pages_once_it_is_there() -> None:
+    """Those who overtook meanwhile do not starve it."""
+    desk = make_desk(num_lanes=2, slab_bytes=64)
+    holder, waiting = desk.offer(slot_bytes=64), desk.offer(slot_bytes=64)
+    passing = [desk.offer(slot_bytes=None) for _ in range(2)]
+    assert [one.is_granted for one in passing] == [True, False]
+
+    holder.leave()
+
+    assert waiting.is_granted
+    assert not passing[1].is_granted
+    waiting.leave()
+    passing[0].leave()
+    passing[1].leave()
+    desk.assert_idle()
 
 
 def test_a_grant_that_is_dropped_at_once_goes_to_the_next() -> None:

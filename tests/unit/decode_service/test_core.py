@@ -179,6 +179,18 @@ async def test_a_failing_engine_fails_its_request_alone(slab_dir: Path) -> None:
         assert counts_of(pair) == RequestCounts(submitted=2, finished=1, failed=1)
 
 
+async def test_a_client_that_does_not_read_holds_no_lane(slab_dir: Path) -> None:
+    """Its tokens wait for it; pages and lane go to others when the last is made."""
+    async with memory_pair(slab_dir) as pair:
+        responses = pair.begin(make_request())
+        first = await anext(responses)
+
+        await pair.until_free()
+
+        rest = [event for events in [event async for event in responses] for event in events]
+        assert "".join(event.text for event in (*first, *rest)) == "defg"
+
+
 @pytest.mark.parametrize("policy", [LossPolicy.RETRY, LossPolicy.LOCAL])
 async def test_a_prompt_that_an_engine_fails_at_runs_again(slab_dir: Path, policy: LossPolicy) -> None:
     """An engine that fails is a prefill service that is lost to this prompt."""
