@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -41,7 +42,7 @@ def pinned_bytes(pair: Pair) -> int:
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a5_prefill_holds_nothing_once_a_prompt_is_published(
-    dense: Configs, load: LoadPair, mode: str
+    dense: Configs, load: LoadPair, mode: Any
 ) -> None:
     """A5: with the first token out, nothing is pinned any more, long before any time limit ends."""
     async with running_pair(*dense, load(*dense)) as pair:
