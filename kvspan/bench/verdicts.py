@@ -1,7 +1,7 @@
 """What the numbers of `bench quick` should be, and whether they are.
 
-Theory of operation: a target holds for the median of a ratio, which is taken inside each round. A target
-without samples has no verdict.
+Theory of operation: a target holds for the median of a ratio, which is taken inside each round, or for every
+sample where chance has no part in it. A target without samples has no verdict.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ TTFT_PROMPTS = (512, 2048)
 
 EXPOSED_LIMIT = 0.2
 EXPOSED_PROMPTS = (2048,)
+OVERLAP_FLOOR = 0.8
+OVERLAP_FROM_TOKENS = 1000
+"""Shortest prompt of which streaming must hide that share; a shorter one has few chunks before the last."""
+
 SLOWDOWN_LIMIT = 1.05
 DECODE_FLOORS = {16: 1.5}
 """By lanes; 1.0 for any other number."""
@@ -39,12 +43,18 @@ class Verdict:
     is_ceiling: bool = True
     """Whether the limit is the most, or the least, that is right."""
 
+    is_for_each: bool = False
+    """Whether every sample, and not only the median, has to be right."""
+
     @property
     def is_met(self) -> bool:
-        """Whether the median is on the right side of its limit; true without one."""
+        """Whether the values are on the right side of their limit; true without one."""
         if self.limit is None:
             return True
-        return self.measured.median <= self.limit if self.is_ceiling else self.measured.median >= self.limit
+        judged, values = self.measured.median, self.measured
+        if self.is_for_each:
+            judged = values.high if self.is_ceiling else values.low
+        return judged <= self.limit if self.is_ceiling else judged >= self.limit
 
 
 def verdicts(run: Run) -> Iterator[Verdict]:
@@ -86,6 +96,21 @@ def _transfer_verdicts(length: int, samples: list[TransferSample]) -> Iterator[V
     for name, arms, value, limit in rows:
         for measured in compare(name, arms, value):
             yield Verdict(f"{name}, {at}", measured, limit)
+    yield from _overlap_verdicts(length, samples)
+
+
+def _overlap_verdicts(length: int, samples: list[TransferSample]) -> Iterator[Verdict]:
+    """Yield which share of the spans was imported before the source ended: most of stream, none of whole."""
+    for arm in (STREAM, WHOLE):
+        shares = [s.num_spans_overlapped / s.num_spans for s in samples if s.arm == arm.name and s.num_spans]
+        if not shares:
+            continue
+        name, measured = f"spans before the source ended, {arm.name}, at {length} tokens", spread(shares)
+        if arm is WHOLE:
+            yield Verdict(name, measured, 0.0, is_for_each=True)
+        else:
+            floor = OVERLAP_FLOOR if length >= OVERLAP_FROM_TOKENS else None
+            yield Verdict(name, measured, floor, is_ceiling=False)
 
 
 def _decode_verdicts(lanes: int, samples: list[DecodeSample]) -> Iterator[Verdict]:

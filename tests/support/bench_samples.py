@@ -51,10 +51,10 @@ def make_run(*samples: Sample) -> Run:
     return Run(make_header(), samples)
 
 
-def transfer(arm: str, round_index: int = 0, prompt_tokens: int = 512, **seconds: float) -> TransferSample:
-    """Return a sample of one arm in one round, with some stages of its own."""
+def transfer(arm: str, round_index: int = 0, prompt_tokens: int = 512, **values: float) -> TransferSample:
+    """Return a sample of one arm in one round, with some stages or counts of its own."""
     changed = replace(TRANSFER, arm=arm, round_index=round_index, prompt_tokens=prompt_tokens)
-    return replace(changed, **seconds)  # type: ignore[arg-type]
+    return replace(changed, **values)  # type: ignore[arg-type]
 
 
 def decode(decoder: str, lanes: int, step_s: float, round_index: int = 0) -> DecodeSample:

@@ -48,6 +48,40 @@ def test_exposed_transfer_is_a_fifth_of_whole_at_most(exposed_s: float, is_met: 
     assert verdict("exposed transfer, stream / whole, at 2048 tokens", *samples).is_met is is_met
 
 
+@pytest.mark.parametrize(
+    ("tokens", "overlapped", "limit", "is_met"),
+    [(1000, 16, 0.8, True), (1000, 15, 0.8, False), (2048, 15, 0.8, False), (999, 15, None, True)],
+)
+def test_streaming_hides_most_spans_of_a_long_prompt(
+    tokens: int, overlapped: int, limit: float | None, is_met: bool
+) -> None:
+    """Of 20 spans 16 must have been imported before the source ended, in the median round."""
+    samples = [
+        transfer("stream", index, tokens, num_spans=20, num_spans_overlapped=count)
+        for index, count in enumerate((0, overlapped, 20))
+    ]
+
+    found = verdict(f"spans before the source ended, stream, at {tokens} tokens", *samples)
+
+    assert found.measured.median == overlapped / 20
+    assert (found.limit, found.is_met) == (limit, is_met)
+
+
+@pytest.mark.parametrize(("counts", "is_met"), [((0, 0, 0), True), ((0, 1, 0), False)])
+def test_whole_hides_no_span_in_any_round(counts: tuple[int, ...], is_met: bool) -> None:
+    """It tells nothing before the source ended, at any length: one span too early is a mistake, no chance."""
+    samples = [transfer("whole", index, num_spans_overlapped=count) for index, count in enumerate(counts)]
+
+    assert verdict("spans before the source ended, whole, at 512 tokens", *samples).is_met is is_met
+
+
+def test_a_prompt_that_moved_no_span_has_no_share() -> None:
+    """Nothing is divided by zero."""
+    names = [each.name for each in verdicts(make_run(transfer("whole", num_spans=0)))]
+
+    assert not [name for name in names if name.startswith("spans")]
+
+
 def test_streaming_that_slows_the_engine_is_short() -> None:
     """Compute takes 6 % longer than beside a transfer that waits for the end."""
     samples = (transfer("stream", prefill_s=1.06), transfer("whole", prefill_s=1.0))
