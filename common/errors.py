@@ -33,6 +33,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from common.excerpt import excerpt
+
 
 class Blame(enum.Enum):
     """Which side has to change something."""
@@ -103,14 +105,32 @@ class UnsupportedModel(ConfigError):
 
 
 class NegotiationError(KVSpanError):
-    """The two services cannot work together; carries every difference, not the first."""
+    """The two services cannot work together; carries every difference, not the first.
+
+    The text shows as much as a person reads: a peer chose number and length of the values.
+    """
 
     code = "NEGOTIATION_FAILED"
     blame = Blame.REMOTE
 
+    max_shown: ClassVar[int] = 40
+    """Differences in the text, which tells the number of the others."""
+
     def __init__(self, differences: Sequence[Difference]) -> None:
         self.differences = tuple(differences)
-        super().__init__("peers do not fit: " + "; ".join(map(str, self.differences)))
+        super().__init__(f"peers do not fit: {self._shown()}")
+
+    def metadata(self) -> dict[str, str]:
+        """Return the differences as far as the text of this error shows them."""
+        return {"differences": self._shown()}
+
+    def _shown(self) -> str:
+        shown = [
+            Difference(excerpt(one.field), excerpt(one.decode_value), excerpt(one.prefill_value))
+            for one in self.differences[: self.max_shown]
+        ]
+        num_others = len(self.differences) - len(shown)
+        return "; ".join(map(str, shown)) + (f"; and {num_others} more" if num_others else "")
 
 
 class VersionMismatch(NegotiationError):

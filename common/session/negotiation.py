@@ -7,6 +7,7 @@ error that carries all differences. Both sides check, so that neither has to tru
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.errors import (
@@ -19,6 +20,7 @@ from common.errors import (
     VersionMismatch,
 )
 from common.kv.digest import DigestKind
+from common.kv.geometry import KVGeometry, LayerGeometry
 from common.kv.plan import SpanGranularity
 from common.session.identity import PeerIdentity
 from common.session.messages import Hello, TransferMode, VersionRange, Welcome
@@ -57,21 +59,32 @@ class Agreement:
 
 def compared_fields(identity: PeerIdentity) -> tuple[tuple[str, str], ...]:
     """Return every field that must be equal on both sides as (name, value)."""
+    return _fields(identity, identity.geometry.layers)
+
+
+def _fields(identity: PeerIdentity, layers: Sequence[LayerGeometry]) -> tuple[tuple[str, str], ...]:
+    """Return the compared fields, of layers only those of `layers`."""
     fingerprint = identity.fingerprint
     return (
         ("fingerprint.config", fingerprint.config),
         ("fingerprint.weights", fingerprint.weights),
         ("fingerprint.tokenizer", fingerprint.tokenizer),
         *((f"config.{name}", value) for name, value in identity.config_fields),
-        *_geometry_fields(identity),
+        *_geometry_fields(identity.geometry, layers),
         ("numerics.engine", identity.numerics.engine),
         ("numerics.chunk_tokens", str(identity.numerics.chunk_tokens)),
     )
 
 
 def compare(decode: PeerIdentity, prefill: PeerIdentity) -> tuple[Difference, ...]:
-    """Return every field on which the two identities differ, in a stable order."""
-    ours, theirs = dict(compared_fields(decode)), dict(compared_fields(prefill))
+    """Return every field on which the two identities differ, in a stable order.
+
+    Layers are compared when both have the same number; else the number is the difference, and they have no
+    partners to be compared with.
+    """
+    layers = decode.geometry.layers, prefill.geometry.layers
+    paired = layers if len(layers[0]) == len(layers[1]) else ((), ())
+    ours, theirs = dict(_fields(decode, paired[0])), dict(_fields(prefill, paired[1]))
     names = [*ours, *(name for name in theirs if name not in ours)]
     return tuple(
         Difference(name, ours.get(name, ABSENT), theirs.get(name, ABSENT))
@@ -131,15 +144,14 @@ def refusal(differences: list[Difference]) -> NegotiationError:
     return LayoutMismatch(differences)
 
 
-def _geometry_fields(identity: PeerIdentity) -> list[tuple[str, str]]:
-    geometry = identity.geometry
+def _geometry_fields(geometry: KVGeometry, layers: Sequence[LayerGeometry]) -> list[tuple[str, str]]:
     groups = {index: group.group_index for group in geometry.groups for index in group.layer_indices}
     fields = [
         ("geometry.page_tokens", str(geometry.page_tokens)),
         ("geometry.vocab_size", str(geometry.vocab_size)),
         ("geometry.num_layers", str(len(geometry.layers))),
     ]
-    for layer in geometry.layers:
+    for layer in layers:
         name = f"geometry.layers[{layer.layer_index}]"
         fields += [
             (f"{name}.num_kv_heads", str(layer.num_kv_heads)),

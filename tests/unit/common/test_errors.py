@@ -151,6 +151,25 @@ def test_a_mismatch_lists_every_difference() -> None:
     assert "window: decode 6, prefill 7" in text
 
 
+def test_a_mismatch_of_many_fields_shows_some_and_counts_the_others() -> None:
+    """A peer that differs everywhere makes no text that nobody can read or send."""
+    error = errors.GeometryMismatch([Difference(f"layers[{index}]", "6", "7") for index in range(1000)])
+
+    assert str(error).count("decode 6, prefill 7") == errors.NegotiationError.max_shown
+    assert str(error).endswith(f"; and {1000 - errors.NegotiationError.max_shown} more")
+    assert len(error.metadata()["differences"]) < len(str(error))
+    assert len(error.differences) == 1000
+
+
+def test_a_mismatch_shows_the_start_of_long_values() -> None:
+    """Name and values of a field are the peer's, and so is their length."""
+    error = errors.ModelMismatch([Difference("n" * 4_000_000, "d" * 4_000_000, "p" * 4_000_000)])
+
+    assert len(str(error)) < 700
+    assert len(error.metadata()["differences"]) < 700
+    assert all(start in str(error) for start in ("nnn", "decode ddd", "prefill ppp"))
+
+
 def test_an_invariant_violation_is_not_caught_with_request_errors() -> None:
     """Our own bug stops the service and is never one request's failure."""
     assert not issubclass(errors.InvariantViolation, KVSpanError)

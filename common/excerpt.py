@@ -1,0 +1,18 @@
+"""How much is shown of a text that somebody else chose.
+
+Theory of operation: values of a peer stand in errors, logs and answers to clients. A peer that is broken or
+hostile may send megabytes of them, so whoever quotes one quotes its start.
+"""
+
+from __future__ import annotations
+
+SHOWN_CHARS = 200
+"""A digest, a path or a short list in full."""
+
+MARK = "…"
+"""Stands for what was left out."""
+
+
+def excerpt(text: str, limit: int = SHOWN_CHARS) -> str:
+    """Return a text of at most `limit` characters; one that was longer ends with `MARK`."""
+    return text if len(text) <= limit else text[: limit - len(MARK)] + MARK

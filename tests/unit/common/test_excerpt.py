@@ -1,0 +1,19 @@
+"""A quoted text has a limit, and shows when it was cut."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.excerpt import MARK, SHOWN_CHARS, excerpt
+
+
+@pytest.mark.parametrize("text", ["", "short", "x" * SHOWN_CHARS])
+def test_a_text_within_the_limit_is_shown_in_full(text: str) -> None:
+    """The limit itself is allowed."""
+    assert excerpt(text) == text
+
+
+def test_a_longer_text_is_cut_and_says_so() -> None:
+    """The mark counts, so that the result is never longer than the limit."""
+    assert excerpt("abcdefg", 5) == "abcd" + MARK
+    assert len(excerpt("x" * 4_000_000)) == SHOWN_CHARS
