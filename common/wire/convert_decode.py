@@ -19,7 +19,7 @@ from common.wire.convert_identity import (
     versions_to_proto,
 )
 from common.wire.enums import DIGESTS, LAYOUTS, MODES, layout_name
-from common.wire.fields import at_least, malformed, require_set, text
+from common.wire.fields import MAX_TEXT_CHARS, at_least, malformed, remark, require_set, require_short, text
 from kvspan.v1 import transfer_pb2 as pb
 
 # ------------------------------------------------------------------------ to the wire
@@ -91,7 +91,7 @@ def decode_message_from_proto(request: pb.TransferRequest) -> DecodeMessage:
         case "cancel_prefill":
             cancel = request.cancel_prefill
             attempt = at_least("cancel_prefill.attempt", cancel.attempt, 1)
-            return CancelPrefill(cancel.transfer_id, attempt, cancel.cause)
+            return CancelPrefill(cancel.transfer_id, attempt, remark(cancel.cause))
         case "ping":
             return Ping(request.ping.number)
         case "hello":
@@ -130,12 +130,13 @@ def _start_from_proto(start: pb.StartPrefill) -> StartPrefill:
         first_token=start.first_token,
         mode=MODES.native("start_prefill.mode", start.mode),
         time_limit_s=fields.seconds("start_prefill.time_limit", start.time_limit),
-        request_id=start.request_id,
+        request_id=remark(start.request_id),
     )
 
 
 def _file_name(field: str, name: str) -> str:
     """Return a name that stays inside its directory."""
+    require_short(field, name, MAX_TEXT_CHARS, "characters")
     if not name or "/" in name or "\0" in name or name in (".", ".."):
         raise malformed(field, name, "must be a file name without a directory")
     return name

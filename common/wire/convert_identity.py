@@ -6,12 +6,26 @@ that groups differently is refused here, since every span it told would mean som
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from common.excerpt import excerpt
 from common.kv.geometry import KVGeometry, LayerGeometry
 from common.kv.plan import SpanGranularity
 from common.session.identity import ModelFingerprint, Numerics, PeerIdentity
 from common.session.messages import VersionRange
 from common.wire.enums import DTYPES
-from common.wire.fields import at_least, malformed, require_set, text
+from common.wire.fields import (
+    MAX_CONFIG_CHARS,
+    MAX_CONFIG_FIELDS,
+    MAX_LAYERS,
+    MAX_TEXT_CHARS,
+    at_least,
+    malformed,
+    remark,
+    require_set,
+    require_short,
+    text,
+)
 from kvspan.v1 import geometry_pb2, transfer_pb2
 
 # ------------------------------------------------------------------------ to the wire
@@ -77,13 +91,13 @@ def identity_from_proto(field: str, identity: geometry_pb2.PeerIdentity) -> Peer
         require_set(f"{field}.{part}", identity.HasField(part))
     fingerprint, numerics = identity.fingerprint, identity.numerics
     return PeerIdentity(
-        model_name=identity.model_name,
+        model_name=remark(identity.model_name),
         fingerprint=ModelFingerprint(
             config=text(f"{field}.fingerprint.config", fingerprint.config),
             weights=text(f"{field}.fingerprint.weights", fingerprint.weights),
             tokenizer=text(f"{field}.fingerprint.tokenizer", fingerprint.tokenizer),
         ),
-        config_fields=tuple(sorted(identity.config_fields.items())),
+        config_fields=_config_from_proto(f"{field}.config_fields", identity.config_fields),
         geometry=geometry_from_proto(f"{field}.geometry", identity.geometry),
         numerics=Numerics(
             engine=text(f"{field}.numerics.engine", numerics.engine),
@@ -95,8 +109,10 @@ def identity_from_proto(field: str, identity: geometry_pb2.PeerIdentity) -> Peer
 def geometry_from_proto(field: str, geometry: geometry_pb2.KVGeometry) -> KVGeometry:
     """Return the geometry in `geometry`.
 
-    Raises: `RemoteProtocolError` when a layer is malformed or in another group than its shape says.
+    Raises: `RemoteProtocolError` when a layer is malformed or in another group than its shape says, or when
+    there are more layers than any model has.
     """
+    require_short(f"{field}.layers", geometry.layers, MAX_LAYERS)
     layers = tuple(
         _layer_from_proto(f"{field}.layers[{index}]", layer) for index, layer in enumerate(geometry.layers)
     )
@@ -131,6 +147,14 @@ def granularity_from_proto(field: str, granularity: transfer_pb2.SpanGranularity
     except ValueError as error:
         value = f"{granularity.chunk_tokens}, {granularity.min_span_bytes}, {granularity.max_span_bytes}"
         raise malformed(field, value, str(error)) from error
+
+
+def _config_from_proto(field: str, config: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    require_short(field, config, MAX_CONFIG_FIELDS)
+    for name, value in config.items():
+        require_short(f"{field} key", name, MAX_TEXT_CHARS, "characters")
+        require_short(f"{field}[{excerpt(name)}]", value, MAX_CONFIG_CHARS, "characters")
+    return tuple(sorted(config.items()))
 
 
 def _layer_from_proto(field: str, layer: geometry_pb2.LayerGeometry) -> LayerGeometry:

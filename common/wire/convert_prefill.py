@@ -27,7 +27,17 @@ from common.wire.convert_identity import (
     identity_to_proto,
 )
 from common.wire.enums import DIGESTS, MODES
-from common.wire.fields import at_least, index_range, malformed, require_set, text
+from common.wire.fields import (
+    MAX_LAYERS,
+    MAX_TEXT_CHARS,
+    at_least,
+    index_range,
+    malformed,
+    remark,
+    require_set,
+    require_short,
+    text,
+)
 from kvspan.v1 import transfer_pb2 as pb
 
 # ------------------------------------------------------------------------ to the wire
@@ -136,7 +146,7 @@ def prefill_message_from_proto(response: pb.TransferResponse) -> PrefillMessage:
             failed = response.prefill_failed
             attempt = at_least("prefill_failed.attempt", failed.attempt, 1)
             reason = text("prefill_failed.reason", failed.reason)
-            return PrefillFailed(failed.transfer_id, attempt, reason, failed.message)
+            return PrefillFailed(failed.transfer_id, attempt, reason, remark(failed.message))
         case "prefill_cancelled":
             cancelled = response.prefill_cancelled
             attempt = at_least("prefill_cancelled.attempt", cancelled.attempt, 1)
@@ -144,7 +154,7 @@ def prefill_message_from_proto(response: pb.TransferResponse) -> PrefillMessage:
         case "pong":
             return Pong(response.pong.number)
         case "go_away":
-            return GoAway(response.go_away.cause)
+            return GoAway(remark(response.go_away.cause))
         case "welcome":
             return _welcome_from_proto(response.welcome)
         case _:
@@ -154,6 +164,7 @@ def prefill_message_from_proto(response: pb.TransferResponse) -> PrefillMessage:
 def _span_from_proto(span: pb.KVSpan) -> Span:
     require_set("kv_span.layers", span.HasField("layers"))
     require_set("kv_span.tokens", span.HasField("tokens"))
+    require_short("kv_span.digest", span.digest, MAX_TEXT_CHARS, "bytes")
     return Span(
         span.transfer_id,
         at_least("kv_span.attempt", span.attempt, 1),
@@ -173,6 +184,7 @@ def _span_from_proto(span: pb.KVSpan) -> Span:
 
 def _done_from_proto(done: pb.PrefillDone) -> PrefillDone:
     require_set("prefill_done.timings", done.HasField("timings"))
+    require_short("prefill_done.totals", done.totals, MAX_LAYERS)
     timings = done.timings
     return PrefillDone(
         transfer_id=done.transfer_id,
@@ -201,6 +213,7 @@ def _welcome_from_proto(welcome: pb.Welcome) -> Welcome:
     require_set("welcome.granularity", welcome.HasField("granularity"))
     if not welcome.nonce:
         raise malformed("welcome.nonce", welcome.nonce, "must not be empty")
+    require_short("welcome.nonce", welcome.nonce, MAX_TEXT_CHARS, "bytes")
     return Welcome(
         version=at_least("welcome.version", welcome.version, 1),
         boot_id=text("welcome.boot_id", welcome.boot_id),

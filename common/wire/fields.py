@@ -3,16 +3,20 @@
 Theory of operation: a field that no correct peer can send raises `RemoteProtocolError` that names the
 field and its value. Only what a message says about itself is checked here; whether it fits the session is
 decided by the machines in `common/session`.
+
+A message is converted, compared and quoted on the event loop that all sessions share. So lists and texts are
+counted before anything is built of them, and an error quotes only the start of a value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping, Sized
 from typing import Generic, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 
 from common.errors import RemoteProtocolError
+from common.excerpt import excerpt
 from common.kv.ranges import Range
 from kvspan.v1 import geometry_pb2
 
@@ -24,6 +28,21 @@ MAX_SECONDS = 315_576_000_000
 
 NANOSECONDS = 10**9
 
+MAX_TEXT_CHARS = 1024
+"""Longest text: names, ids, digests and what is said to people; a file name has at most 255."""
+
+MAX_CONFIG_CHARS = 256 << 10
+"""Longest value of one configuration key: the JSON of a whole part of a model has some 10 000."""
+
+MAX_CONFIG_FIELDS = 1024
+"""Most configuration keys; models have about 100."""
+
+MAX_LAYERS = 4096
+"""Most layers; models have about 100."""
+
+MAX_CHOICES = 64
+"""Most modes, digests or layouts of an offer; there are three at most today."""
+
 UNSPECIFIED = 0
 """Number of the value `..._UNSPECIFIED` of every enum."""
 
@@ -33,7 +52,7 @@ Number = TypeVar("Number", bound=int)
 
 def malformed(field: str, value: object, problem: str) -> RemoteProtocolError:
     """Return the error for a field that no correct peer sends."""
-    return RemoteProtocolError(f"{field} is {value!r}: {problem}")
+    return RemoteProtocolError(f"{field} is {excerpt(repr(value))}: {excerpt(problem)}")
 
 
 def require_set(field: str, is_set: bool) -> None:
@@ -42,11 +61,23 @@ def require_set(field: str, is_set: bool) -> None:
         raise malformed(field, None, "must be set")
 
 
+def require_short(field: str, value: Sized, limit: int, unit: str = "entries") -> None:
+    """Refuse a list or a text of more than `limit` entries, characters or bytes, as `unit` says."""
+    if len(value) > limit:
+        raise malformed(field, f"{len(value)} {unit}", f"must have at most {limit}")
+
+
 def text(field: str, value: str) -> str:
-    """Return a text that must not be empty."""
+    """Return a text that must not be empty or longer than MAX_TEXT_CHARS."""
     if not value:
         raise malformed(field, value, "must not be empty")
+    require_short(field, value, MAX_TEXT_CHARS, "characters")
     return value
+
+
+def remark(value: str) -> str:
+    """Return a text for people alone, any length of which is allowed: its first MAX_TEXT_CHARS characters."""
+    return excerpt(value, MAX_TEXT_CHARS)
 
 
 def at_least(field: str, value: int, minimum: int) -> int:
@@ -98,8 +129,9 @@ class EnumTable(Generic[Native, Number]):
             raise malformed(field, int(number), f"must be one of {sorted(map(int, self._natives))}")
         return native
 
-    def offered(self, field: str, numbers: Iterable[Number]) -> tuple[Native, ...]:
+    def offered(self, field: str, numbers: Collection[Number]) -> tuple[Native, ...]:
         """Return the known values of an offer, in its order; a newer peer may offer more."""
+        require_short(field, numbers, MAX_CHOICES)
         offer = tuple(numbers)
         if UNSPECIFIED in offer:
             raise malformed(field, list(map(int, offer)), "must not hold an unspecified value")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from common.errors import RemoteProtocolError
-from common.session.messages import CancelPrefill, DecodeMessage, ReleaseSpan
+from common.session.messages import CancelPrefill, DecodeMessage, ReleaseSpan, StartPrefill
 from common.wire.convert_decode import decode_message_from_proto, decode_message_to_proto
 from kvspan.v1 import transfer_pb2 as pb
+from kvspan.v1.geometry_pb2 import DIGEST_KIND_OFF, TRANSFER_MODE_STREAM
 from tests.support.wire import make_hello_message, make_start_message
 
 
@@ -37,6 +40,37 @@ def test_hello_is_refused_when_a_part_is_missing(part: str) -> None:
 
     with pytest.raises(RemoteProtocolError, match=f"hello.{part}"):
         decode_message_from_proto(proto)
+
+
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [
+        (pb.Hello(boot_id="x" * 1025), "boot_id is '1025 characters'"),
+        (pb.Hello(slab={"name": "x" * 1025}), "slab.name is '1025 characters'"),
+        (pb.Hello(modes=[TRANSFER_MODE_STREAM] * 65), "modes is '67 entries'"),
+        (pb.Hello(digests=[DIGEST_KIND_OFF] * 65), "digests is '67 entries'"),
+    ],
+    ids=["boot", "slab", "modes", "digests"],
+)
+def test_hello_is_refused_when_a_part_is_too_long(part: pb.Hello, field: str) -> None:
+    """A peer does not choose how long the service is busy with its words."""
+    proto = decode_message_to_proto(make_hello_message())
+    proto.hello.MergeFrom(part)
+
+    with pytest.raises(RemoteProtocolError, match=f"^hello.{field}: must have at most"):
+        decode_message_from_proto(proto)
+
+
+def test_words_for_people_are_cut() -> None:
+    """The cause of a cancel and the client's name for a request go to logs, whatever their length."""
+    cancel = decode_message_from_proto(decode_message_to_proto(CancelPrefill(21, 2, "x" * 5000)))
+    start = decode_message_from_proto(
+        decode_message_to_proto(replace(make_start_message(), request_id="x" * 5000))
+    )
+
+    assert isinstance(cancel, CancelPrefill)
+    assert isinstance(start, StartPrefill)
+    assert (len(cancel.cause), len(start.request_id)) == (1024, 1024)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../etc/passwd", "/dev/shm/x", "a\0b"])

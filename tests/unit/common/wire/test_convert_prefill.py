@@ -17,6 +17,7 @@ from common.session.messages import (
 )
 from common.wire.convert_prefill import prefill_message_from_proto, prefill_message_to_proto
 from kvspan.v1 import transfer_pb2 as pb
+from kvspan.v1.geometry_pb2 import TRANSFER_MODE_STREAM
 from tests.support.factories import make_span
 from tests.support.wire import make_done_message, make_welcome_message
 
@@ -99,6 +100,57 @@ def test_welcome_is_refused_when_it_has_no_nonce() -> None:
 
     with pytest.raises(RemoteProtocolError, match=r"welcome\.nonce"):
         prefill_message_from_proto(proto)
+
+
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [
+        (pb.Welcome(boot_id="x" * 1025), "boot_id is '1025 characters'"),
+        (pb.Welcome(nonce=b"x" * 1025), "nonce is '1025 bytes'"),
+        (pb.Welcome(modes=[TRANSFER_MODE_STREAM] * 64), "modes is '65 entries'"),
+    ],
+    ids=["boot", "nonce", "modes"],
+)
+def test_welcome_is_refused_when_a_part_is_too_long(part: pb.Welcome, field: str) -> None:
+    """A peer does not choose how long the service is busy with its words."""
+    proto = prefill_message_to_proto(make_welcome_message())
+    proto.welcome.MergeFrom(part)
+
+    with pytest.raises(RemoteProtocolError, match=f"^welcome.{field}: must have at most"):
+        prefill_message_from_proto(proto)
+
+
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [
+        (pb.TransferResponse(prefill_failed={"reason": "x" * 1025}), "prefill_failed.reason"),
+        (pb.TransferResponse(kv_span={"digest": b"x" * 1025}), "kv_span.digest"),
+        (pb.TransferResponse(prefill_done={"totals": [pb.GroupTotals()] * 4097}), "prefill_done.totals"),
+    ],
+    ids=["reason", "digest", "totals"],
+)
+def test_message_is_refused_when_a_part_is_too_long(part: pb.TransferResponse, field: str) -> None:
+    """Reasons and digests are quoted in errors, and totals are compared with groups."""
+    messages: dict[str, PrefillMessage] = {
+        "prefill_failed": PrefillFailed(21, 1, "X", "why"),
+        "kv_span": make_told(),
+        "prefill_done": make_done_message(),
+    }
+    proto = prefill_message_to_proto(messages[field.split(".")[0]])
+    proto.MergeFrom(part)
+
+    with pytest.raises(RemoteProtocolError, match=f"^{field} is '[0-9]+ [a-z]+': must have at most"):
+        prefill_message_from_proto(proto)
+
+
+def test_words_for_people_are_cut() -> None:
+    """Why a peer leaves and why it failed is shown to clients, whatever its length."""
+    away = prefill_message_from_proto(prefill_message_to_proto(GoAway("x" * 5000)))
+    failed = prefill_message_from_proto(prefill_message_to_proto(PrefillFailed(21, 1, "X", "x" * 5000)))
+
+    assert isinstance(away, GoAway)
+    assert isinstance(failed, PrefillFailed)
+    assert (len(away.cause), len(failed.message)) == (1024, 1024)
 
 
 def test_failure_is_refused_when_it_has_no_reason() -> None:

@@ -36,6 +36,33 @@ def test_number_is_refused_when_outside_its_bounds(value: int) -> None:
         fields.at_least("attempt", value, 1)
 
 
+def test_text_is_refused_when_longer_than_any_honest_one() -> None:
+    """The error tells both lengths and not the text."""
+    with pytest.raises(RemoteProtocolError) as refused:
+        fields.text("boot_id", "x" * 4_000_000)
+
+    assert str(refused.value) == "boot_id is '4000000 characters': must have at most 1024"
+
+
+def test_text_is_kept_when_it_has_the_largest_length() -> None:
+    """The limit itself is allowed."""
+    assert fields.text("boot_id", "x" * fields.MAX_TEXT_CHARS) == "x" * fields.MAX_TEXT_CHARS
+
+
+def test_remark_is_cut_and_never_refused() -> None:
+    """What is only said to people may be as long as the sender likes."""
+    assert fields.remark("") == ""
+    assert len(fields.remark("x" * 4_000_000)) == fields.MAX_TEXT_CHARS
+
+
+def test_error_quotes_the_start_of_a_long_value_and_problem() -> None:
+    """An error is logged, kept and sent, so a peer does not choose its length."""
+    error = fields.malformed("name", "x" * 4_000_000, "y" * 4_000_000)
+
+    assert len(str(error)) < 500
+    assert str(error).startswith("name is 'xxx")
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -75,3 +102,12 @@ def test_offer_is_refused_when_it_holds_an_unspecified_value() -> None:
     """An offer with a hole is malformed, not shorter."""
     with pytest.raises(RemoteProtocolError, match=r"modes is \[4, 0\]"):
         EnumTable({"b": 4}).offered("modes", [4, 0])
+
+
+def test_offer_is_refused_when_it_is_longer_than_any_choice() -> None:
+    """An offer is counted before it is read."""
+    numbers = [4] * (fields.MAX_CHOICES + 1)
+
+    with pytest.raises(RemoteProtocolError, match=r"modes is '65 entries': must have at most 64"):
+        EnumTable({"b": 4}).offered("modes", numbers)
+    assert len(EnumTable({"b": 4}).offered("modes", numbers[1:])) == fields.MAX_CHOICES
