@@ -146,6 +146,11 @@ class DecodeSession:
         """What the peer said of itself, once it has."""
         return self._welcome
 
+    @property
+    def num_transfers(self) -> int:
+        """How many transfers are started or reserved, and not drained; costs nothing, unlike `statistics`."""
+        return len(self._transfers)
+
     def transfer(self, transfer_id: int) -> DecodeTransfer:
         """Return a transfer that is not drained; `KeyError` otherwise."""
         return self._transfers[transfer_id]
@@ -155,7 +160,7 @@ class DecodeSession:
         live = [transfer.statistics() for transfer in self._transfers.values()]
         return DecodeSessionStatistics(
             self._state,
-            len(self._transfers),
+            self.num_transfers,
             self._unknown,
             self._late + sum(one.late_events for one in live),
             self._duplicates + sum(one.duplicates for one in live),

@@ -12,6 +12,8 @@ from common.errors import (
     RemoteProtocolError,
     SlabNotShared,
 )
+from common.kv.coverage import Coverage, CoverageStatistics
+from common.kv.ranges import Range
 from common.session.actions import (
     HalfClose,
     ImportSpan,
@@ -33,6 +35,7 @@ from common.session.messages import (
     ReleaseSpan,
     SpanTold,
 )
+from tests.support.factories import make_geometry
 from tests.support.sessions import (
     NONCE,
     OTHER,
@@ -236,7 +239,7 @@ def test_a_transfer_walks_through_a_session() -> None:
     tell(session)
     assert finish_imports(session) == (TransferComplete(21),)
     assert session.published(21) == (TransferDrained(21),)
-    assert session.statistics().num_transfers == 0
+    assert session.num_transfers == session.statistics().num_transfers == 0
     session.check_integrity()
 
 
@@ -253,6 +256,27 @@ def test_two_transfers_that_interleave_do_not_mix() -> None:
 
     assert finish_imports(session, OTHER) == (TransferComplete(22),)
     assert session.transfer(21).statistics().spans_in_flight == len(SPANS)
+
+
+class UncountedCoverage(Coverage):
+    """A coverage whose spans nobody may walk."""
+
+    def statistics(self) -> CoverageStatistics:
+        """Fail."""
+        raise AssertionError("the spans were walked")
+
+
+def test_the_number_of_transfers_is_known_without_a_walk_over_their_spans() -> None:
+    """It is asked for with every request, however many spans are placed."""
+    session = make_open_decode_session()
+    numbers = [session.num_transfers]
+    for start in (START, OTHER):
+        required = make_geometry().required(0, len(start.token_ids))
+        slot_bytes = Range(start.slot_offset, start.slot_offset + start.slot_size)
+        session.begin(start, UncountedCoverage(make_geometry().groups, required, slot_bytes))
+        numbers.append(session.num_transfers)
+
+    assert numbers == [0, 1, 2]
 
 
 # ------------------------------------------------------------------------- leaving
