@@ -175,6 +175,29 @@ async def test_n1_n3_one_different_field_is_refused_by_name(
     assert files_in(decode.slab_dir) == []
 
 
+@pytest.mark.parametrize(("model", "config"), [("DENSE", cases.dense_config), ("HYB", cases.hybrid_config)])
+async def test_n3_s6_s18_heads_that_are_cut_otherwise_are_refused_at_set_up(
+    tmp_path: Path,
+    checkpoints: dict[str, str],
+    load: LoadPair,
+    model: str,
+    config: Callable[[], PreTrainedConfig],
+) -> None:
+    """N3, S6, S18: a plain and a windowed model with one KV head a side are refused before any request."""
+    configs, other = make_configs(tmp_path, checkpoints[model]), config()
+    other.num_key_value_heads = 1
+    decode = replace(configs[1], model=cases.save_model(other, tmp_path / "other"))
+    async with running_prefill(configs[0], load(*configs).prefill) as (prefill_service, _):
+        status = await refused_status(decode)
+        assert prefill_service.servicer.peers == ()
+
+    assert status.requests.submitted == status.peers[0].num_sessions == 0
+    assert status.peers[0].state == pb.SESSION_STATE_REFUSED
+    for layer in range(other.num_hidden_layers):
+        assert f"geometry.layers[{layer}].num_kv_heads: decode 1, prefill 2" in status.peers[0].problem
+    assert files_in(decode.slab_dir) == []
+
+
 async def test_n10_half_precision_formats_of_equal_size_are_told_apart(
     checkpoints: dict[str, str], tmp_path: Path
 ) -> None:

@@ -13,11 +13,13 @@ import pytest_asyncio
 
 from common.kv.plan import plan_spans
 from common.wire.failure import RemoteFailure
+from decode_service import importer
 from decode_service.app import Loaded
 from decode_service.backends.torch_backend import TorchBackend
 from decode_service.cache.storage import Kind, PagedStorage
 from kvspan.v1 import transfer_pb2
 from tests.integration.conftest import LoadPair, shared_pair
+from tests.integration.test_publication import digest_after
 from tests.support.cases import Oracle, prompt_of
 from tests.support.gates import Gate, gated, lying
 from tests.support.pair import MODES, LoadedPair, Pair, make_configs, running_pair, wait_until
@@ -79,6 +81,24 @@ async def test_s1_the_window_slides_over_many_pages_while_decoding(pair: Pair, o
     await assert_greedy(pair, oracle, [prompt_of(41), prompt_of(90)], 2 * WINDOW + 9)
 
 
+@pytest.mark.parametrize("length", [40, 500])
+async def test_s14_a_prompt_of_many_tokens_takes_the_pages_of_one_window(
+    pair: Pair, oracle: Oracle, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    """S14: however long the prompt and the answer, a windowed group holds what its window can touch."""
+    gate, num_tokens = Gate(), WINDOW + 9
+    groups = pair.loaded.decode.identity.geometry.groups
+    full, windowed = -(-(length + num_tokens - 1) // 16), 1 + WINDOW // 16
+    monkeypatch.setattr(importer, "digest", digest_after(gate))
+    asked = asyncio.create_task(pair.ask(prompt_of(length), num_tokens))
+    await wait_until(lambda: gate.num_arrived == 1)
+    held = [group.used_pages for group in (await pair.client.status()).groups]
+    gate.open()
+
+    assert held == [windowed if group.window else full for group in groups]
+    oracle.assert_greedy(prompt_of(length), await asked)
+
+
 async def test_s15_bytes_that_were_not_sent_are_never_read(pair: Pair, oracle: Oracle) -> None:
     """S15: with every page full of NaN before, a prompt of 17 tokens and longer ones answer as ORACLE."""
     poison(pair.loaded.decode.storage, len(pair.loaded.decode.identity.geometry.groups))
@@ -106,6 +126,8 @@ async def test_s5_s9_status_and_capabilities_name_every_group(pair: Pair) -> Non
     groups = pair.loaded.decode.identity.geometry.groups
 
     assert [group.page_bytes for group in status.groups] == [g.token_bytes * 16 for g in groups]
+    full, windowed = 2048 // 16, 8 * (1 + WINDOW // 16)
+    assert [group.total_pages for group in status.groups] == [windowed if g.window else full for g in groups]
     assert [group.total_pages for group in status.groups] == list(pair.loaded.decode.num_pages)
     owned = {layer.layer_index: layer for layer in told.identity.geometry.layers}
     assert {index: (layer.head_dim, layer.window) for index, layer in owned.items()} == {

@@ -1,0 +1,84 @@
+"""What crosses is a duration, never a time; silence is no end while pings are answered (rows T1, T3, T5)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from common.session.messages import Pong, PrefillMessage
+from common.wire.convert import to_proto
+from common.wire.failure import RemoteFailure
+from decode_service.config import DecodeConfig
+from kvspan.v1 import transfer_pb2
+from prefill_service import app, servicer
+from prefill_service.config import PrefillConfig
+from tests.integration.conftest import LoadPair
+from tests.support.cases import Oracle, prompt_of
+from tests.support.gates import Gate, gated
+from tests.support.pair import make_configs, running_pair, wait_until
+
+Configs = tuple[PrefillConfig, DecodeConfig]
+
+PROMPT = prompt_of(200)
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_t3_a_clock_that_is_an_hour_off_ends_nothing_early_or_late(
+    dense: Configs,
+    load: LoadPair,
+    oracles: Callable[[str], Oracle],
+    monkeypatch: pytest.MonkeyPatch,
+    hours: int,
+) -> None:
+    """T3: with another clock in prefill a prompt is served in its time, and one beyond its time ends."""
+
+    class ShiftedClock:
+        """CLOCK_MONOTONIC of another host."""
+
+        def now_ns(self) -> int:
+            """Return its nanoseconds."""
+            return time.monotonic_ns() + hours * 3600 * 10**9
+
+    monkeypatch.setattr(app, "SystemClock", ShiftedClock)
+    gate = Gate()
+    async with running_pair(*dense, gated(load(*dense), gate)) as pair:
+        gate.let_pass(4)
+        oracles("DENSE").assert_greedy(PROMPT, await pair.ask(PROMPT, 3, time_limit_s=60))
+        with pytest.raises(RemoteFailure) as caught:
+            await pair.ask(PROMPT, 3, time_limit_s=0.4)
+        gate.open()
+
+    assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_t1_t5_a_session_in_which_nothing_is_said_but_pings_stays_open(
+    tmp_path: Path,
+    checkpoints: dict[str, str],
+    load: LoadPair,
+    oracles: Callable[[str], Oracle],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """T1, T5: a transfer that waits for the engine for three silence limits is served in its session."""
+    configs, gate = make_configs(tmp_path, checkpoints["DENSE"], silence_limit_s=0.5), Gate()
+    pongs: list[Pong] = []
+
+    def counted(message: PrefillMessage) -> transfer_pb2.TransferResponse:
+        if isinstance(message, Pong):
+            pongs.append(message)
+        return to_proto(message)
+
+    monkeypatch.setattr(servicer, "to_proto", counted)
+    async with running_pair(*configs, gated(load(*configs), gate)) as pair:
+        asked = asyncio.create_task(pair.ask(PROMPT, 3))
+        await wait_until(lambda: gate.num_arrived == 1)
+        num_pongs = len(pongs)
+        await wait_until(lambda: len(pongs) - num_pongs == 3 * 3 + 1)
+        gate.open()
+
+        oracles("DENSE").assert_greedy(PROMPT, await asked)
+        assert pair.decode.peers[0].statistics().num_sessions == 1
