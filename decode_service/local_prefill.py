@@ -23,6 +23,7 @@ from common.kv.geometry import KVGeometry
 from common.model.prefill import ChunkedPrefill
 from common.runtime.clock import Clock
 from common.runtime.invariants import raise_on
+from common.runtime.tasks import run_to_end
 from common.telemetry.timeline import Timeline
 from decode_service.cache.storage import PagedStorage
 from decode_service.journaling import DecodeJournal
@@ -119,7 +120,7 @@ class LocalEngine:
         reservation.hold(Holder.ENGINE)
         self._journal.local_started(reservation, required)
         self._live[local] = request.prompt_len
-        work = loop.run_in_executor(self._thread, self._compute, request, writer, local.stop)
+        work = loop.run_in_executor(self._thread, run_to_end, self._compute, request, writer, local.stop)
 
         def ended(finished: asyncio.Future[_Computed]) -> None:
             self._live.pop(local, None)

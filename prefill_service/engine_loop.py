@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from common.errors import EngineFailed, InvariantViolation, KVSpanError
 from common.kv.plan import SpanGranularity
 from common.runtime.clock import Clock
+from common.runtime.tasks import run_to_end
 from common.telemetry.logging import log_fields
 from prefill_service.decode_peer import DecodePeer
 from prefill_service.engines.base import PrefillEngine
@@ -83,7 +84,7 @@ class EngineLoop:
         When cancelled, it stops the engine and waits for its end first: only then may the slab go.
         """
         work = asyncio.get_running_loop().run_in_executor(
-            self._thread, run_job, job, self._engine, self._granularity, self._clock
+            self._thread, run_to_end, run_job, job, self._engine, self._granularity, self._clock
         )
         self._running = job
         try:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 Made = TypeVar("Made")
+Given = ParamSpec("Given")
 
 
 async def first_end(*works: Coroutine[Any, Any, None]) -> None:
@@ -33,7 +34,7 @@ async def make_in_thread(make: Callable[[], Made], unmake: Callable[[Made], obje
 
     When cancelled meanwhile, this ends only after what was made is unmade: a thread cannot be stopped.
     """
-    making = asyncio.create_task(asyncio.to_thread(make))
+    making = asyncio.create_task(asyncio.to_thread(run_to_end, make))
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:
@@ -41,3 +42,14 @@ async def make_in_thread(make: Callable[[], Made], unmake: Callable[[Made], obje
         if making.exception() is None:
             unmake(making.result())
         raise
+
+
+def run_to_end(work: Callable[Given, Made], *args: Given.args, **kwargs: Given.kwargs) -> Made:
+    """Return what `work` returns; for code that runs on a thread while a future of the event loop waits.
+
+    Such a future cannot take a `StopIteration` and would never end, so `RuntimeError` is raised in its place.
+    """
+    try:
+        return work(*args, **kwargs)
+    except StopIteration as error:
+        raise RuntimeError(f"raised {type(error).__name__}({error})") from error

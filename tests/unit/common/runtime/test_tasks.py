@@ -7,10 +7,14 @@ import contextlib
 import gc
 import threading
 import weakref
+from typing import NoReturn
 
 import pytest
 
-from common.runtime.tasks import first_end, make_in_thread
+from common.runtime.tasks import first_end, make_in_thread, run_to_end
+
+LONG_S = 20.0
+"""Longest time a thread of a test may take; it takes microseconds."""
 
 
 async def test_others_are_cancelled_and_awaited_when_one_ends() -> None:
@@ -131,3 +135,39 @@ async def test_an_error_of_the_thread_is_raised_unless_the_caller_has_gone() -> 
     with pytest.raises(asyncio.CancelledError):
         await making
     assert unmade == []
+
+
+async def test_a_future_ends_when_its_thread_raises_stop_iteration() -> None:
+    """Without the door such a future never ends, and whoever waits for it waits for ever."""
+
+    def fails(reason: str) -> NoReturn:
+        raise StopIteration(reason)
+
+    work = asyncio.get_running_loop().run_in_executor(None, run_to_end, fails, "no more")
+    await asyncio.wait([work], timeout=LONG_S)
+
+    assert work.done()
+    with pytest.raises(RuntimeError, match=r"raised StopIteration\(no more\)"):
+        work.result()
+
+
+async def test_making_in_a_thread_ends_when_it_raises_stop_iteration() -> None:
+    """The caller hears of it like of any other error."""
+
+    def fails() -> int:
+        return next(iter(()))
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        async with asyncio.timeout(LONG_S):
+            await make_in_thread(fails, lambda made: None)
+
+
+def test_what_work_returns_or_raises_passes_the_door() -> None:
+    """Only `StopIteration` is changed."""
+
+    def fails() -> NoReturn:
+        raise KeyError("reason")
+
+    assert run_to_end(divmod, 7, 2) == (3, 1)
+    with pytest.raises(KeyError, match="reason"):
+        run_to_end(fails)
