@@ -9,6 +9,11 @@ QUESTION ?= Why is the sky blue? Answer in two sentences.
 # buf keeps a cache; a build machine's home may not be writable.
 export BUF_CACHE_DIR ?= $(CURDIR)/build/buf
 
+# So may the demo model's place.
+ifneq ($(shell test -w "$$HOME" && echo yes),yes)
+export KVSPAN_CACHE ?= $(CURDIR)/build/cache
+endif
+
 .PHONY: demo test check parity faults bench stubs install clean help
 
 help:

@@ -6,9 +6,7 @@ Plain runs play a short matrix; `--full-faults` plays all of it, which takes min
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +19,7 @@ from tests.faults.processes import Nursery
 from tests.faults.scripts import SCRIPTS
 from tests.faults.strangers import REQUESTS
 from tests.faults.table import Verdict, table_lines
+from tests.support.places import short_folder
 
 SHORT_SCRIPTS = (
     "span of an old generation",
@@ -64,7 +63,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 async def driver() -> AsyncIterator[Driver]:
     """Return the driver with its processes."""
     # Addresses of sockets are short, which the folders of pytest are not.
-    folder = Path(tempfile.mkdtemp(prefix="kvf-"))
+    folder = short_folder("kvf-")
     try:
         async with Nursery(folder) as nursery:
             driver = Driver(nursery, folder)

@@ -168,7 +168,7 @@ def _prefill_counts(service: PrefillService) -> dict[str, int]:
     counts = [peer.statistics() for peer in peers]
     return {
         "sessions": len(peers),
-        "open": sum(count.state is PrefillState.OPEN for count in counts),
+        "open": sum(count.state in (PrefillState.OPEN, PrefillState.DRAINING) for count in counts),
         "jobs": sum(count.num_jobs for count in counts),
         "pinned": sum(count.pinned_bytes for count in counts),
     }
@@ -186,7 +186,7 @@ def _answer(gates: Gates, count: Callable[[], dict[str, int]]) -> None:
     def tell() -> None:
         # What only waits to be collected holds nothing; grpc leaves its calls in cycles.
         gc.collect()
-        gates.say(counts={**count(), "threads": threading.active_count()})
+        gates.say(counts={**count(), "threads": _num_threads()})
 
     def ask() -> None:
         loop.call_soon_threadsafe(tell)
@@ -215,3 +215,8 @@ def _after(kind: type, name: str, act: Callable[..., Any]) -> None:
         return result
 
     setattr(kind, name, wrapped)
+
+
+def _num_threads() -> int:
+    """Return the number of threads but those of asyncio's executor, which makes them as it needs."""
+    return sum(not thread.name.startswith("asyncio_") for thread in threading.enumerate())

@@ -22,7 +22,7 @@ from kvspan.v1 import geometry_pb2, transfer_pb2_grpc
 from kvspan.v1 import transfer_pb2 as pb
 
 SLAB_BYTES = 256 << 10
-ANSWER_LIMIT_S = 10.0
+ANSWER_LIMIT_S = 30.0
 NOT_ENDS = frozenset({"prefill_accepted", "kv_span", "welcome"})
 """Messages after which an impostor reads on."""
 

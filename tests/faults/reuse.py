@@ -17,7 +17,7 @@ SHARE_CANCELLED = 0.4
 WORKERS = 8
 SEED = 4321
 
-FLAT_BYTES = 8 << 20
+FLAT_BYTES = 24 << 20
 """How much larger a service may be after the second half than after the first."""
 
 

@@ -31,7 +31,7 @@ CONSTANTS = {
     "decode_service.prefill_client.REFUSED_PAUSE_S": 0.2,
     "decode_service.prefill_client.LONGEST_PAUSE_S": 0.3,
     "decode_service.prefill_client.HANDSHAKE_S": 2.0,
-    "decode_service.peer_session.DRAIN_LIMIT_S": 1.5,
+    "decode_service.peer_session.DRAIN_LIMIT_S": 6.0,
 }
 
 
@@ -187,7 +187,7 @@ class Cluster:
         """Ask a service for its health; nobody there is no health."""
         channel = make_channel(self.address(name))
         try:
-            return await is_serving(channel, f"kvspan.v1.{service}Service", time_limit_s=3.0)
+            return await is_serving(channel, f"kvspan.v1.{service}Service", time_limit_s=20.0)
         except RemoteFailure:
             return False
         finally:

@@ -18,7 +18,7 @@ from kvspan.v1 import decode_pb2
 from tests.faults.calls import Outcome
 
 GENERATE = "/kvspan.v1.DecodeService/Generate"
-ANSWER_LIMIT_S = 10.0
+ANSWER_LIMIT_S = 30.0
 AT_ONCE = 50
 
 

@@ -19,7 +19,7 @@ from decode_service.cache.cache import KVCache
 from decode_service.generation import Generation, TokenEvent
 from decode_service.publication import publish
 from decode_service.request import GenerationRequest, Route
-from decode_service.reservation import Holder, Reservation
+from decode_service.reservation import Reservation
 from decode_service.sampling import SamplingParams
 from decode_service.sequence import Sequence
 from tests.support.factories import make_geometry
@@ -109,7 +109,6 @@ class Lane:
     def leave(self) -> None:
         """The client is gone."""
         self.sequence.is_cancelled = True
-        self.reservation.drop(Holder.CLIENT)
 
     async def events(self) -> list[TokenEvent]:
         """Return all tokens up to the last; raises what ended the sequence."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import platform
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -239,8 +240,10 @@ def waits_for_ever(name: str) -> bool:
     """Tell whether a thread comes to rest in a futex without a time limit, as only an untimed get has."""
     number = FUTEX[platform.machine()]
     thread = next(one for one in threading.enumerate() if one.name == name)
-    for _ in range(10_000):
+    give_up_s = time.monotonic() + 30
+    while time.monotonic() < give_up_s:
         fields = Path(f"/proc/self/task/{thread.native_id}/syscall").read_text().split()
         if fields[0] == number and int(fields[4], 16) == 0:
             return True
+        time.sleep(0.001)  # the thread may not have had its turn yet
     return False

@@ -33,7 +33,7 @@ async def test_first_signal_sets_drain(number: signal.Signals) -> None:
 
     with Lifecycle(exits.append) as lifecycle:
         os.kill(os.getpid(), number)
-        await asyncio.wait_for(lifecycle.drain.wait(), 5)
+        await asyncio.wait_for(lifecycle.drain.wait(), 30)
 
     assert exits == []
 

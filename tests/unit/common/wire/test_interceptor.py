@@ -163,7 +163,8 @@ async def test_handler_ends_when_the_deadline_of_the_client_passes() -> None:
             ended.set()
 
     async with serving(ScriptedDecode(generate)) as (_, address), make_channel(address) as channel:
-        call = decode_pb2_grpc.DecodeServiceStub(channel).Generate(pb.GenerateRequest(), timeout=0.2)
+        await channel.channel_ready()
+        call = decode_pb2_grpc.DecodeServiceStub(channel).Generate(pb.GenerateRequest(), timeout=1.5)
         with pytest.raises(grpc.RpcError) as caught:
             [response async for response in call]
         async with asyncio.timeout(30):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import stat
 import sys
@@ -20,10 +21,14 @@ from tests.support.wire import DECODE_SERVICE, ScriptedDecode, answer_hello, ser
 TOOLS = Path(sys.executable).parent
 
 
-async def run_tool(name: str, *arguments: str) -> tuple[int | None, str]:
+async def run_tool(name: str, *arguments: str, **environ: str) -> tuple[int | None, str]:
     """Run a command line client; returns its status and what it printed."""
     process = await asyncio.create_subprocess_exec(
-        TOOLS / name, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        TOOLS / name,
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, **environ},
     )
     output, _ = await process.communicate()
     return process.returncode, output.decode()
@@ -56,11 +61,12 @@ async def test_grpcurl_calls_over_a_unix_socket(tmp_path: Path) -> None:
 
 
 @pytest.mark.multiprocess
-async def test_reflection_answers_under_its_new_name() -> None:
+async def test_reflection_answers_under_its_new_name(tmp_path: Path) -> None:
     """Clients that know only v1 of reflection work as well."""
     async with serving(ScriptedDecode(answer_hello)) as (_, address):
         options = ["curl", "--protocol", "grpc", "--http2-prior-knowledge", "--reflect-protocol", "grpc-v1"]
-        status, output = await run_tool("buf", *options, "--list-services", f"http://{address}")
+        options += ["--list-services", f"http://{address}"]
+        status, output = await run_tool("buf", *options, BUF_CACHE_DIR=str(tmp_path))
 
     assert status == 0
     assert DECODE_SERVICE in output.split()

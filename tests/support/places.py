@@ -1,0 +1,15 @@
+"""Where tests keep files: paths of unix sockets have to be short."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+LONGEST_BASE = 30
+"""Characters; what pytest and a test put behind it has to fit into the 107 of a socket's path."""
+
+
+def short_folder(prefix: str) -> Path:
+    """Make a folder below the usual place for temporary files, or below /tmp when that is too long."""
+    usual = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=usual if len(usual) <= LONGEST_BASE else "/tmp"))
