@@ -44,6 +44,7 @@ from common.telemetry.logging import log_fields
 from common.telemetry.timeline import SpanRecord, Timeline
 from decode_service.importer import Importer, ImportJob
 from decode_service.journaling import DecodeJournal
+from decode_service.remote_prefill import HeldTransfer, RemotePrefill
 from decode_service.request import GenerationRequest
 from decode_service.reservation import Holder, Reservation
 from decode_service.sampling import logits_from_array
@@ -79,57 +80,6 @@ class SessionContext:
     journal: DecodeJournal = field(default_factory=DecodeJournal)
 
 
-class RemotePrefill:
-    """One transfer as the request that waits for it sees it (`publication.FinishedPrefill`)."""
-
-    def __init__(self, session: PeerSession, start: StartPrefill, held: _Held) -> None:
-        self._session = session
-        self._start = start
-        self._held = held
-
-    @property
-    def transfer_id(self) -> int:
-        """Name inside the session."""
-        return self._start.transfer_id
-
-    async def wait(self) -> None:
-        """Wait until the transfer is complete; raises the error that ended it."""
-        await self._held.outcome
-
-    def abort(self, error: KVSpanError) -> None:
-        """Give the transfer up; nothing happens when it has ended."""
-        self._session.abort(self.transfer_id, error)
-
-    def prove_complete(self) -> Tensor:
-        """See `FinishedPrefill`: all of rule 2 is what `TransferState.COMPLETE` means."""
-        # A complete transfer may be lost with its session before its call has had its turn.
-        if self._held.error is not None:
-            raise self._held.error
-        return self._session.prove_complete(self.transfer_id)
-
-    def settle(self) -> None:
-        """See `FinishedPrefill`."""
-        self._session.published(self.transfer_id)
-
-
-@dataclass(slots=True)
-class _Held:
-    """What a transfer holds until it has drained."""
-
-    slot: Slot
-    prompt_len: int
-    reservation: Reservation
-    timeline: Timeline
-    outcome: asyncio.Future[None]
-    """Set by the first terminal event."""
-
-    error: KVSpanError | None = None
-    """The first terminal event when it is a failure; stays when the transfer has drained."""
-
-    failed_ns: int | None = None
-    """When it failed or was given up; it should drain soon after."""
-
-
 class PeerSession:
     """Adapter between one stream, the session machine, the slab and the importer."""
 
@@ -140,7 +90,7 @@ class PeerSession:
         self._machine = DecodeSession(hello, slab.nonce)
         self._allocator = SlotAllocator(slab.data)
         self._journal = context.journal.session(slab.name)
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, HeldTransfer] = {}
         # Invariant: keys are the transfers that the machine counts as not drained.
         self._next_transfer_id = 1
         self._is_draining = False
@@ -281,7 +231,7 @@ class PeerSession:
         except KVSpanError:
             self.give_back(slot)
             raise
-        held = _Held(
+        held = HeldTransfer(
             slot, request.prompt_len, reservation, timeline, asyncio.get_running_loop().create_future()
         )
         held.outcome.add_done_callback(_retrieve)

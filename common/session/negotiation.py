@@ -113,8 +113,15 @@ def negotiate(hello: Hello, offer: PrefillOffer) -> Agreement:
 
 
 def verify_welcome(hello: Hello, welcome: Welcome, nonce: bytes) -> None:
-    """Check a Welcome against our Hello and the nonce in our slab; raise a `NegotiationError`."""
+    """Check a Welcome against our Hello and the nonce in our slab; raise a `NegotiationError`.
+
+    Decode plans every prompt by the granularity it is told. Chunks of the agreed grid share their plan; a
+    chunk longer than any prompt could make decode plan a span for every token of every layer.
+    """
     differences = [*compare(hello.identity, welcome.identity)]
+    agreed, told = hello.identity.numerics.chunk_tokens, welcome.granularity.chunk_tokens
+    if told != agreed:
+        differences.append(Difference("granularity.chunk_tokens", str(agreed), str(told)))
     if not hello.versions.minimum <= welcome.version <= hello.versions.maximum:
         differences.insert(0, Difference("protocol", str(hello.versions), str(welcome.version)))
     if not welcome.modes or not set(welcome.modes) <= set(hello.modes):
@@ -137,6 +144,7 @@ def refusal(differences: list[Difference]) -> NegotiationError:
         ("fingerprint.", ModelMismatch),
         ("config.", ModelMismatch),
         ("numerics.", ModelMismatch),
+        ("granularity.", ModelMismatch),
     )
     for prefix, kind in kinds:
         if any(field.startswith(prefix) for field in fields):

@@ -30,7 +30,7 @@ from common.wire.convert_identity import (
 )
 from common.wire.convert_prefill import prefill_message_from_proto, prefill_message_to_proto
 from common.wire.enums import DIGESTS, LAYOUTS, MODES, layout_name
-from common.wire.fields import at_least, require_set, text
+from common.wire.fields import MAX_CHOICES, at_least, require_set, require_short, text
 from kvspan.v1 import transfer_pb2 as pb
 
 __all__ = [
@@ -84,6 +84,7 @@ def capabilities_from_proto(capabilities: pb.PrefillServiceGetCapabilitiesRespon
     """
     for part in ("versions", "identity", "granularity"):
         require_set(f"capabilities.{part}", capabilities.HasField(part))
+    require_short("capabilities.layouts", capabilities.layouts, MAX_CHOICES)
     return PrefillOffer(
         versions=versions_from_proto("capabilities.versions", capabilities.versions),
         boot_id=text("capabilities.boot_id", capabilities.boot_id),

@@ -28,6 +28,9 @@ CALL_TIME_LIMIT_S = 10.0
 SHOWN_CHARACTERS = 44
 """Longer values are cut in the table where both sides agree."""
 
+CHOSEN = frozenset({"protocol", "modes", "digests", "layout"})
+"""Fields that may differ as long as both sides have something in common."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -105,7 +108,14 @@ def compare_rows(hello: Hello, offer: PrefillOffer) -> tuple[Row, ...]:
     refused = _refused_fields(hello, offer)
     names = [*decode, *(name for name in prefill if name not in decode)]
     return tuple(
-        Row(name, decode.get(name, ABSENT), prefill.get(name, ABSENT), name not in refused) for name in names
+        Row(
+            name,
+            decode.get(name, ABSENT),
+            prefill.get(name, ABSENT),
+            # Layers are no part of a refusal where their number differs, and have no partners either.
+            name not in refused and (name in CHOSEN or decode.get(name) == prefill.get(name)),
+        )
+        for name in names
     )
 
 

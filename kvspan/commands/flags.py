@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from common.errors import ConfigError
 from common.kv.digest import DigestKind
 from common.kv.geometry import DType
+from common.kv.spans import PART_ALIGNMENT
 from common.runtime.silence import SHORTEST_LIMIT_S
 from common.session.messages import TransferMode
 from decode_service.config import DecodeConfig
@@ -89,7 +90,12 @@ FLAGS: tuple[Flag, ...] = (
         "size of one prefill forward, a multiple of --page-tokens; both services alike",
     ),
     Flag("min_span_bytes", values.size(1), "SIZE", "layers are merged until a span has this size"),
-    Flag("max_span_bytes", values.size(1), "SIZE", "no span is larger, unless one token of one layer is"),
+    Flag(
+        "max_span_bytes",
+        values.size(PART_ALIGNMENT),
+        "SIZE",
+        "no span is larger, unless one token of one layer is",
+    ),
     Flag("max_prompt_tokens", values.integer(1), "TOKENS", "longest prompt"),
     Flag("max_concurrency", values.integer(1), "COUNT", "transfers of one session that may be open"),
     Flag("cache_tokens", values.integer(1), "TOKENS", "size of the paged cache over all requests"),

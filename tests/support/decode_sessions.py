@@ -25,7 +25,8 @@ from common.telemetry.timeline import SpanRecord, Timeline
 from decode_service.cache.cache import KVCache
 from decode_service.importer import Importer, ImportJob
 from decode_service.journaling import DecodeJournal
-from decode_service.peer_session import PeerSession, RemotePrefill, SessionContext
+from decode_service.peer_session import PeerSession, SessionContext
+from decode_service.remote_prefill import RemotePrefill
 from decode_service.request import GenerationRequest
 from decode_service.reservation import Holder, Reservation
 from tests.support.decoding import make_request

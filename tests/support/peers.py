@@ -40,6 +40,7 @@ from common.session.actions import (
     TransferFailed,
 )
 from common.session.decode_side import WELCOMED, DecodeSession, SessionState
+from common.session.identity import Numerics
 from common.session.messages import DecodeMessage, PrefillMessage, StartPrefill, TransferMode
 from common.session.prefill_side import PrefillSession, PrefillState
 from common.slab.allocator import Slot, SlotAllocator
@@ -111,7 +112,8 @@ class SessionPair:
         self._pages = pages
         self._slab = bytearray(SLAB_BYTES)
         self._allocator = SlotAllocator(Range(64, SLAB_BYTES), alignment=64)
-        identity = make_identity(GEOMETRY)
+        numerics = Numerics("pattern", GRANULARITY.chunk_tokens)
+        identity = replace(make_identity(GEOMETRY), numerics=numerics)
         hello = make_hello(identity)
         hello = replace(hello, slab=replace(hello.slab, size_bytes=SLAB_BYTES))
         self.decode = DecodeSession(hello, NONCE)

@@ -17,6 +17,8 @@ from common.errors import (
 )
 from common.kv.digest import DigestKind
 from common.kv.geometry import DType, KVGeometry, LayerGeometry
+from common.kv.plan import SpanGranularity
+from common.kv.spans import PART_ALIGNMENT
 from common.session.identity import PeerIdentity
 from common.session.messages import SlabHandle, TransferMode, VersionRange
 from common.session.negotiation import (
@@ -30,7 +32,7 @@ from common.session.negotiation import (
     verify_welcome,
 )
 from tests.support.factories import make_geometry, make_hybrid_geometry
-from tests.support.sessions import NONCE, make_hello, make_identity, make_offer, make_welcome
+from tests.support.sessions import GRANULARITY, NONCE, make_hello, make_identity, make_offer, make_welcome
 
 Change = Callable[[PeerIdentity], PeerIdentity]
 
@@ -353,6 +355,25 @@ def test_a_digest_that_was_not_offered_is_refused() -> None:
         verify_welcome(make_hello(), replace(make_welcome(), digest=DigestKind.XXH3_128), NONCE)
 
     assert _fields(refused.value) == {"digests"}
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 2**32 - 1])
+def test_a_granularity_off_the_agreed_grid_is_refused(chunk_tokens: int) -> None:
+    """Decode plans by it, so that another chunk could make as many spans of a prompt as a peer likes."""
+    granularity = replace(GRANULARITY, chunk_tokens=chunk_tokens)
+
+    with pytest.raises(ModelMismatch) as refused:
+        verify_welcome(make_hello(), replace(make_welcome(), granularity=granularity), NONCE)
+
+    assert refused.value.differences == (Difference("granularity.chunk_tokens", "2", str(chunk_tokens)),)
+
+
+@pytest.mark.parametrize("span_bytes", [PART_ALIGNMENT, 1 << 40])
+def test_a_granularity_of_any_span_size_is_taken(span_bytes: int) -> None:
+    """The sizes of spans are the choice of whoever runs the prefill service."""
+    granularity = SpanGranularity(GRANULARITY.chunk_tokens, PART_ALIGNMENT, span_bytes)
+
+    verify_welcome(make_hello(), replace(make_welcome(), granularity=granularity), NONCE)
 
 
 def test_all_differences_of_a_welcome_are_named() -> None:

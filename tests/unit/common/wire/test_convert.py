@@ -12,6 +12,12 @@ from common.session.messages import PrefillCancelled, ReleaseSpan, TransferMode,
 from common.session.negotiation import PrefillOffer
 from common.wire.convert import capabilities_from_proto, capabilities_to_proto, to_proto
 from kvspan.v1 import transfer_pb2 as pb
+from kvspan.v1.geometry_pb2 import (
+    DIGEST_KIND_OFF,
+    SPAN_LAYOUT_LAYER_KV_TOKEN_HEAD_DIM,
+    TRANSFER_MODE_STREAM,
+)
+from kvspan.v1.transfer_pb2 import PrefillServiceGetCapabilitiesResponse as Capabilities
 from tests.support.wire import make_peer_identity
 
 
@@ -54,4 +60,23 @@ def test_capabilities_are_refused_when_a_part_is_missing(part: str) -> None:
     proto.ClearField(part)
 
     with pytest.raises(RemoteProtocolError, match=f"capabilities.{part}"):
+        capabilities_from_proto(proto)
+
+
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [
+        (Capabilities(boot_id="x" * 1025), "boot_id is '1025 characters'"),
+        (Capabilities(modes=[TRANSFER_MODE_STREAM] * 63), "modes is '65 entries'"),
+        (Capabilities(digests=[DIGEST_KIND_OFF] * 63), "digests is '65 entries'"),
+        (Capabilities(layouts=[SPAN_LAYOUT_LAYER_KV_TOKEN_HEAD_DIM] * 64), "layouts is '65 entries'"),
+    ],
+    ids=["boot", "modes", "digests", "layouts"],
+)
+def test_capabilities_are_refused_when_a_part_is_too_long(part: Capabilities, field: str) -> None:
+    """A peer does not choose how long the service is busy with its words."""
+    proto = capabilities_to_proto(make_prefill_offer(), linears="", num_threads=2)
+    proto.MergeFrom(part)
+
+    with pytest.raises(RemoteProtocolError, match=f"^capabilities.{field}: must have at most"):
         capabilities_from_proto(proto)

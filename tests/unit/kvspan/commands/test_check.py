@@ -11,6 +11,7 @@ from common.wire.convert_identity import identity_to_proto, versions_to_proto
 from common.wire.enums import DIGESTS, MODES
 from kvspan.commands.check import compare_rows, hello_of, table_lines
 from kvspan.v1 import decode_pb2
+from tests.support.factories import make_geometry
 from tests.support.sessions import make_hello, make_identity, make_offer
 
 
@@ -54,6 +55,16 @@ def test_field_of_one_side_only_is_shown_as_absent() -> None:
     row = next(row for row in compare_rows(make_hello(), offer) if row.field == "config.zeta")
 
     assert (row.decode_value, row.prefill_value, row.is_ok) == ("absent", "1", False)
+
+
+def test_layer_of_one_side_only_is_no_match() -> None:
+    """A refusal tells the number of layers; the table still shows which one has no partner."""
+    offer = make_offer(make_identity(make_geometry(num_layers=3)))
+
+    different = {row.field for row in compare_rows(make_hello(), offer) if not row.is_ok}
+
+    assert {"geometry.num_layers", "geometry.layers[2].head_dim"} <= different
+    assert "geometry.layers[1].head_dim" not in different
 
 
 def test_table_cuts_long_values_only_where_both_agree() -> None:
