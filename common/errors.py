@@ -75,9 +75,6 @@ class KVSpanError(Exception):
         }
 
 
-# ---------------------------------------------------------------- configuration
-
-
 class ConfigError(KVSpanError):
     """A flag or a file of this service is wrong; the process exits with code 2."""
 
@@ -99,9 +96,6 @@ class UnsupportedModel(ConfigError):
         self.layers = tuple(layers)
         where = f" (layers: {', '.join(layers)})" if layers else ""
         super().__init__("model", model, problem + where)
-
-
-# ------------------------------------------------------------------ negotiation
 
 
 class NegotiationError(KVSpanError):
@@ -163,9 +157,6 @@ class SlabNotShared(NegotiationError):
     code = "SLAB_NOT_SHARED"
 
 
-# --------------------------------------------------------------------- protocol
-
-
 class ProtocolError(KVSpanError):
     """A message that the rules of the session do not allow in this state."""
 
@@ -190,9 +181,6 @@ class RemoteProtocolError(ProtocolError):
 
     code = "PROTOCOL_VIOLATION_REMOTE"
     blame = Blame.REMOTE
-
-
-# --------------------------------------------------------------------- capacity
 
 
 class CapacityError(KVSpanError):
@@ -243,9 +231,6 @@ class QueueFull(CapacityError):
 
     def __init__(self, limit: int) -> None:
         super().__init__(1, 0, f"places in the queue of {limit}")
-
-
-# --------------------------------------------------------------------- transfer
 
 
 class TransferError(KVSpanError):
@@ -349,9 +334,6 @@ class PrefillFailed(TransferError):
         super().__init__(f"prefill failed: {reason}: {message}")
 
 
-# ------------------------------------------------------------------------- peer
-
-
 class PeerError(KVSpanError):
     """The other service is gone, late or leaving; the same call may succeed later."""
 
@@ -393,9 +375,6 @@ class Draining(PeerError):
 
     code = "DRAINING"
     blame = Blame.LOCAL
-
-
-# ---------------------------------------------------------------------- request
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,9 +446,6 @@ class DeadlineExceeded(RequestError):
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
         super().__init__(f"not finished within {limit_s:.1f} s")
-
-
-# ----------------------------------------------------------------------- engine
 
 
 class EngineError(KVSpanError):

@@ -145,8 +145,6 @@ class DecodeService:
         # Invariant: set by every change that may alter health; `_keep_health` clears and acts.
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    # ------------------------------------------------------------------- questions
-
     @property
     def core(self) -> DecodeCore:
         """Requests and their counts."""
@@ -161,8 +159,6 @@ class DecodeService:
     def peers(self) -> tuple[PrefillPeer, ...]:
         """Prefill services."""
         return self._peers
-
-    # ------------------------------------------------------------------------ life
 
     async def start(self) -> str:
         """Sweep left-overs, bind, serve, connect to the peers and return the address.
@@ -225,8 +221,6 @@ class DecodeService:
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
-
-    # --------------------------------------------------------------------- private
 
     async def _open(self) -> str:
         self._journal.service_started(self._loaded.identity.geometry, self._loaded.num_pages)

@@ -113,8 +113,6 @@ class DecodeCore:
         self._idle.set()
         # Invariant: set exactly while no request is live.
 
-    # ------------------------------------------------------------------- questions
-
     @property
     def counts(self) -> RequestCounts:
         """Requests since start."""
@@ -147,8 +145,6 @@ class DecodeCore:
         except TimeoutError:
             return False
         return True
-
-    # ---------------------------------------------------------------------- a life
 
     async def generate(
         self, request: GenerationRequest, timeline: Timeline
@@ -286,8 +282,6 @@ class DecodeCore:
             yield events
             if events[-1].finish is not None:
                 return
-
-    # --------------------------------------------------------------------- private
 
     def _ticket(
         self, request: GenerationRequest, session: PeerSession | None, granted: asyncio.Future[Grant]

@@ -97,8 +97,6 @@ class PeerSession:
         self._has_drained = asyncio.Event()
         self._outgoing: asyncio.Queue[DecodeMessage | None] = asyncio.Queue()
 
-    # ------------------------------------------------------------------- questions
-
     @property
     def is_open(self) -> bool:
         """Whether the peer has welcomed us and the stream has not ended."""
@@ -155,8 +153,6 @@ class PeerSession:
         """Remove the name of the slab, if it is still there."""
         self._slab.unlink()
 
-    # ----------------------------------------------------------------- slot source
-
     def can_lease(self, size: int) -> bool:
         """Tell whether a transfer with a slot of `size` bytes may start now."""
         if not self.is_open or self._is_draining:
@@ -175,8 +171,6 @@ class PeerSession:
         """Return a slot whose transfer was never begun."""
         self._journal.slot_freed(slot)
         self._allocator.release(slot)
-
-    # ---------------------------------------------------------------------- stream
 
     def greet(self) -> None:
         """Send Hello."""
@@ -215,8 +209,6 @@ class PeerSession:
         self._carry_out(self._machine.close(error))
         self._outgoing.put_nowait(None)
         self._context.on_closed(self, error)
-
-    # ------------------------------------------------------------------- transfers
 
     def begin(
         self, request: GenerationRequest, reservation: Reservation, slot: Slot, timeline: Timeline
@@ -260,8 +252,6 @@ class PeerSession:
     def published(self, transfer_id: int) -> None:
         """Record the publication of a transfer's pages."""
         self._carry_out(self._machine.published(transfer_id))
-
-    # --------------------------------------------------------------------- private
 
     def _start_message(self, request: GenerationRequest, slot: Slot, timeline: Timeline) -> StartPrefill:
         passed_s = (self._context.clock.now_ns() - timeline.arrived_ns) / 1e9

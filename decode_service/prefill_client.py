@@ -177,8 +177,6 @@ class PrefillPeer:
         finally:
             self._state = PeerState.CLOSED
 
-    # --------------------------------------------------------------------- private
-
     async def _attempt(self) -> None:
         """Connect, serve one session to its end, and note why it ended."""
         try:

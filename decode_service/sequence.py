@@ -34,8 +34,6 @@ class Sequence:
         self.is_cancelled = False
         """Set on the event loop, read by the step loop between steps."""
 
-    # ------------------------------------------------------------------- step loop
-
     def first(self) -> TokenEvent:
         """Sample the first token from the handed-over logits; no decode step is needed for it."""
         event = self._generation.accept(self._first_logits_V)
@@ -53,8 +51,6 @@ class Sequence:
         self._next_token = event.sampled.token_id
         self._position += 1
         return event
-
-    # ------------------------------------------------------------------ event loop
 
     def deliver(self, event: TokenEvent | KVSpanError) -> None:
         """Hand an event to the call that waits for it."""

@@ -64,8 +64,6 @@ class StepLoop:
         self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
         self._thread.start()
 
-    # ------------------------------------------------------------------ event loop
-
     def start(self, sequence: Sequence) -> None:
         """Take a published sequence into the batch before the next step."""
         self._inbox.put(sequence)
@@ -78,8 +76,6 @@ class StepLoop:
     def statistics(self) -> StepLoopStatistics:
         """Return the counts now."""
         return StepLoopStatistics(len(self._active), self._num_steps, self._num_tokens)
-
-    # ------------------------------------------------------------------ step thread
 
     def _run(self) -> None:
         try:

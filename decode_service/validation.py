@@ -84,8 +84,6 @@ class RequestReader:
             else min(limits.time_limit_s, time_remaining_s),
         )
 
-    # --------------------------------------------------------------------- private
-
     def _prompt(self, request: pb.GenerateRequest, violations: list[Violation]) -> tuple[int, ...]:
         match request.WhichOneof("prompt"):
             case "text":

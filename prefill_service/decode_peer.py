@@ -84,8 +84,6 @@ class DecodePeer:
         # Invariant: at most MAX_UNSAID answers wait, beside the spans and ends of live jobs.
         self._was_taken = asyncio.Event()
 
-    # ------------------------------------------------------------------- questions
-
     @property
     def is_mapping(self) -> bool:
         """Whether the session waits for its slab to be mapped, and hears nobody meanwhile."""
@@ -110,8 +108,6 @@ class DecodePeer:
         for job in self._jobs.values():
             if job.window is not None:
                 job.window.check_integrity()
-
-    # ---------------------------------------------------------------------- stream
 
     async def wait_heard(self) -> None:
         """Wait until the peer has taken enough of what was said; one that does not read is not heard."""
@@ -164,8 +160,6 @@ class DecodePeer:
         self._outgoing.put_nowait(None)
         self._carry_out(self._session.close())
 
-    # ---------------------------------------------------------------------- engine
-
     def start(self, job: Job) -> bool:
         """Tell whether a job taken from the queue still wants to run."""
         return self._session.engine_started(job.target.start.transfer_id)
@@ -187,8 +181,6 @@ class DecodePeer:
 
     def _tell(self, span: Span) -> None:
         self._carry_out(self._session.span_written(span))
-
-    # --------------------------------------------------------------------- private
 
     def _carry_out(self, actions: Iterable[PrefillAction]) -> None:
         for action in actions:

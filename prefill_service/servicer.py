@@ -38,8 +38,6 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
         # Invariant: the tasks of running Transfer calls.
         self._is_draining = False
 
-    # ------------------------------------------------------------------------ rpcs
-
     async def GetCapabilities(  # noqa: N802 - name given by the contract
         self, request: pb.PrefillServiceGetCapabilitiesRequest, context: Context
     ) -> pb.PrefillServiceGetCapabilitiesResponse:
@@ -64,8 +62,6 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
         finally:
             self._streams.discard(stream)
             peer.close()
-
-    # ------------------------------------------------------------------- questions
 
     def peer(self, number: int) -> DecodePeer:
         """Return a peer that is not idle yet, by session number."""
@@ -92,8 +88,6 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
         for peer in self.peers:
             peer.end_stream()
         await self.wait_left(limit_s)
-
-    # --------------------------------------------------------------------- private
 
     def _refuse_when_draining(self) -> None:
         if self._is_draining:

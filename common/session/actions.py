@@ -21,9 +21,6 @@ class Send:
     message: DecodeMessage | PrefillMessage
 
 
-# ------------------------------------------------------------------ decode side
-
-
 @dataclass(frozen=True, slots=True)
 class SessionOpened:
     """Transfers may start; the slab file may be unlinked since the peer has mapped it."""
@@ -86,8 +83,6 @@ DecodeAction = (
     | HalfClose
     | SlabIdle
 )
-
-# ----------------------------------------------------------------- prefill side
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,8 +134,6 @@ class DecodeSession:
         self._late = 0
         self._duplicates = 0
 
-    # ------------------------------------------------------------------- questions
-
     @property
     def state(self) -> SessionState:
         """Where the session is."""
@@ -175,8 +173,6 @@ class DecodeSession:
                 raise InvariantViolation(f"transfer {transfer_id} is drained and still listed")
             if self._state is SessionState.CLOSED and transfer.state not in OVER:
                 raise InvariantViolation(f"transfer {transfer_id} lives in a closed session")
-
-    # ---------------------------------------------------------------- local events
 
     def greet(self) -> tuple[DecodeAction, ...]:
         """Send Hello."""
@@ -228,8 +224,6 @@ class DecodeSession:
             actions.append(SlabIdle())
         return tuple(action for action in actions if not isinstance(action, Send))
 
-    # ----------------------------------------------------------------- peer events
-
     def receive(self, message: PrefillMessage) -> tuple[DecodeAction, ...]:
         """Take one message of the peer.
 
@@ -254,8 +248,6 @@ class DecodeSession:
             return ()
         self._pings += 1
         return (Send(Ping(self._pings)),)
-
-    # --------------------------------------------------------------------- private
 
     def _welcomed(self, message: Welcome) -> tuple[DecodeAction, ...]:
         if self._state is not SessionState.GREETING:

@@ -144,8 +144,6 @@ class DecodeTransfer:
         self._error: KVSpanError | None = None
         self._late_events = 0
 
-    # ------------------------------------------------------------------- questions
-
     @property
     def transfer_id(self) -> int:
         """Name inside the session."""
@@ -195,8 +193,6 @@ class DecodeTransfer:
             self._state, placed.num_spans, len(self._in_flight), placed.num_duplicates, self._late_events
         )
 
-    # ---------------------------------------------------------------- local events
-
     def start(self) -> tuple[DecodeAction, ...]:
         """Send StartPrefill; from here on the producer may write into the slot."""
         self._step(TransferEvent.START)
@@ -239,8 +235,6 @@ class DecodeTransfer:
         if self._state in OVER:
             return self._drain()
         return self.abort(error)
-
-    # ----------------------------------------------------------------- peer events
 
     def accepted(self) -> tuple[DecodeAction, ...]:
         """The producer queued the transfer."""
@@ -296,8 +290,6 @@ class DecodeTransfer:
         return self._ended_badly(
             PrefillFailed("PREFILL_CANCELLED", "the prefill service gave the transfer up")
         )
-
-    # --------------------------------------------------------------------- private
 
     def _ended_badly(self, error: KVSpanError) -> tuple[DecodeAction, ...]:
         """Take a terminal message; a second one is late."""

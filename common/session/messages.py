@@ -54,9 +54,6 @@ class SlabHandle:
     """Name of the byte layout inside a span."""
 
 
-# ------------------------------------------------------------ decode -> prefill
-
-
 @dataclass(frozen=True, slots=True)
 class Hello:
     """First message of a session: who decode is and where its slab lies."""
@@ -122,9 +119,6 @@ class Ping:
 
 
 DecodeMessage = Hello | StartPrefill | ReleaseSpan | CancelPrefill | Ping
-
-
-# ------------------------------------------------------------ prefill -> decode
 
 
 @dataclass(frozen=True, slots=True)

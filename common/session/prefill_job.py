@@ -66,8 +66,6 @@ class PrefillJob:
         self._told: set[int] = set()
         # Invariant: holds exactly the sequences that were told and not released.
 
-    # ------------------------------------------------------------------- questions
-
     @property
     def start(self) -> StartPrefill:
         """What decode asked for."""
@@ -87,8 +85,6 @@ class PrefillJob:
     def verdict(self) -> PrefillCancelled | PrefillFailed | None:
         """The terminal message of a job that was stopped; set once."""
         return self._verdict
-
-    # ---------------------------------------------------------------------- events
 
     def engine_started(self) -> None:
         """The engine has taken the job from the queue."""

@@ -146,8 +146,6 @@ class PrefillSession:
         self._unknown = self._repeated = self._dropped = 0
         self._released = self._ignored_releases = 0
 
-    # ------------------------------------------------------------------- questions
-
     @property
     def state(self) -> PrefillState:
         """Where the session is."""
@@ -184,8 +182,6 @@ class PrefillSession:
             if self._state is PrefillState.CLOSED and job.state is not JobState.STOPPING:
                 raise InvariantViolation(f"job {transfer_id} is {job.state.value} in a closed session")
 
-    # ----------------------------------------------------------------- peer events
-
     def receive(self, message: DecodeMessage) -> tuple[PrefillAction, ...]:
         """Take one message of the peer.
 
@@ -210,8 +206,6 @@ class PrefillSession:
                 return self._span_released(message)
             case Ping(number):
                 return (Send(Pong(number)),)
-
-    # ---------------------------------------------------------------- local events
 
     def attached(self, nonce: bytes) -> tuple[PrefillAction, ...]:
         """The slab is mapped and its nonce was read: answer Welcome."""
@@ -278,8 +272,6 @@ class PrefillSession:
         if not self._jobs:
             actions.append(SlabIdle())
         return tuple(actions)
-
-    # --------------------------------------------------------------------- private
 
     def _greeted(self, hello: Hello) -> tuple[PrefillAction, ...]:
         if self._state is not PrefillState.WAITING:

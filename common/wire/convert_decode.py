@@ -22,8 +22,6 @@ from common.wire.enums import DIGESTS, LAYOUTS, MODES, layout_name
 from common.wire.fields import MAX_TEXT_CHARS, at_least, malformed, remark, require_set, require_short, text
 from kvspan.v1 import transfer_pb2 as pb
 
-# ------------------------------------------------------------------------ to the wire
-
 
 def decode_message_to_proto(message: DecodeMessage) -> pb.TransferRequest:
     """Return the wire form of a message of decode."""
@@ -71,9 +69,6 @@ def _start_to_proto(start: StartPrefill) -> pb.StartPrefill:
         time_limit=fields.duration(start.time_limit_s),
         request_id=start.request_id,
     )
-
-
-# ---------------------------------------------------------------------- from the wire
 
 
 def decode_message_from_proto(request: pb.TransferRequest) -> DecodeMessage:

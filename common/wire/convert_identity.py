@@ -28,8 +28,6 @@ from common.wire.fields import (
 )
 from kvspan.v1 import geometry_pb2, transfer_pb2
 
-# ------------------------------------------------------------------------ to the wire
-
 
 def identity_to_proto(identity: PeerIdentity) -> geometry_pb2.PeerIdentity:
     """Return the wire form of an identity."""
@@ -77,9 +75,6 @@ def granularity_to_proto(granularity: SpanGranularity) -> transfer_pb2.SpanGranu
         min_span_bytes=granularity.min_span_bytes,
         max_span_bytes=granularity.max_span_bytes,
     )
-
-
-# ---------------------------------------------------------------------- from the wire
 
 
 def identity_from_proto(field: str, identity: geometry_pb2.PeerIdentity) -> PeerIdentity:

@@ -40,8 +40,6 @@ from common.wire.fields import (
 )
 from kvspan.v1 import transfer_pb2 as pb
 
-# ------------------------------------------------------------------------ to the wire
-
 
 def prefill_message_to_proto(message: PrefillMessage) -> pb.TransferResponse:
     """Return the wire form of a message of prefill."""
@@ -123,9 +121,6 @@ def _welcome_to_proto(welcome: Welcome) -> pb.Welcome:
         can_skip_prefix=welcome.can_skip_prefix,
         nonce=welcome.nonce,
     )
-
-
-# ---------------------------------------------------------------------- from the wire
 
 
 def prefill_message_from_proto(response: pb.TransferResponse) -> PrefillMessage:

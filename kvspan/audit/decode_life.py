@@ -65,8 +65,6 @@ class DecodeLife(Life):
             held += [f"transfer {transfer} of session {name}" for transfer in session.transfers]
         return tuple(held)
 
-    # -------------------------------------------------------------------- sessions
-
     def _opened(self, entry: Entry) -> None:
         name, layers = entry.text("session"), entry.numbers("layers")
         if layers != self._shape.layers:
@@ -96,8 +94,6 @@ class DecodeLife(Life):
         if session is not None:
             self.blame_all(entry, session.free(entry.number("slot"), entry.number("generation")))
 
-    # ---------------------------------------------------------------- reservations
-
     def _made(self, entry: Entry) -> None:
         breaches = self._reservations.make(entry.number("reservation"), entry.range_lists("pages"))
         self.blame_all(entry, breaches)
@@ -119,8 +115,6 @@ class DecodeLife(Life):
             self.blame("R6", entry, "the local engine ends, which does not run")
         reservation.local = entry.text("outcome")
         reservation.num_missing = entry.number("missing")
-
-    # ------------------------------------------------------------------- transfers
 
     def _started(self, entry: Entry) -> None:
         session, start = self._session(entry), _start_of(entry)
@@ -175,8 +169,6 @@ class DecodeLife(Life):
         del session.transfers[number]
         self._reservations.forget_transfer(transfer)
 
-    # ----------------------------------------------------------------------- spans
-
     def _submitted(self, entry: Entry) -> None:
         transfer, sequence, span = self._transfer(entry), entry.number("sequence"), descriptor_of(entry)
         if entry.number("attempt") != transfer.start.attempt:
@@ -194,8 +186,6 @@ class DecodeLife(Life):
 
     def _released(self, entry: Entry) -> None:
         self.expect("R5", entry, self._transfer(entry).release(entry.number("sequence")))
-
-    # --------------------------------------------------------------------- private
 
     def _compare(self, entry: Entry, sequence: int, here: Descriptor, there: Descriptor | None) -> None:
         if there is None:

@@ -104,8 +104,6 @@ class PrefillLife(Life):
             held += [f"transfer {number} of session {name}" for number in peer.jobs]
         return tuple(held)
 
-    # -------------------------------------------------------------------- sessions
-
     def _opened(self, entry: Entry) -> None:
         name, layers = entry.text("session"), entry.numbers("layers")
         if layers != self._layers:
@@ -128,8 +126,6 @@ class PrefillLife(Life):
         for number in peer.jobs:
             self.blame("R4", entry, f"the slab is unmapped and transfer {number} has not drained")
         del self._peers[entry.text("session")]
-
-    # ------------------------------------------------------------------- transfers
 
     def _accepted(self, entry: Entry) -> None:
         peer, number, extent = self._peer(entry), entry.number("transfer"), entry.range("extent")
@@ -178,8 +174,6 @@ class PrefillLife(Life):
             told.verdict = entry.text("verdict")
         peer.slots.remove(job.extent, str(number))
         del peer.jobs[number]
-
-    # --------------------------------------------------------------------- private
 
     def _peer(self, entry: Entry) -> _Peer:
         name, decode_boot = entry.text("session"), entry.text("peer")

@@ -139,8 +139,6 @@ class Driver:
         found += [f"slab directory has {path.name}" for path in cluster.slab_dir.iterdir()]
         return found + [f"{name} lives" for name in self._nursery.living]
 
-    # ---------------------------------------------------------------------- private
-
     async def _play(self, case: Case, fault: Fault, cluster: Cluster, verdict: Verdict) -> None:
         self._turn += 1
         scene = Scene(case, cluster, self._turn)

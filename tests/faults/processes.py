@@ -70,8 +70,6 @@ class Process:
         async with asyncio.timeout(limit_s):
             return await asyncio.shield(self.ended)
 
-    # ------------------------------------------------------------------------ gates
-
     async def arm(self, point: str, action: str = "hold", skip: int = 0) -> None:
         """Arm a gate, see `gates.py`; it is armed when this returns."""
         self._passed[point].clear()
@@ -114,8 +112,6 @@ class Process:
     def tail(self) -> str:
         """Return the end of its log."""
         return self.log.read_text(errors="replace")[-3000:] if self.log.exists() else ""
-
-    # --------------------------------------------------------------------- private
 
     def connected(self, writer: asyncio.StreamWriter) -> None:
         """The process has opened its line."""

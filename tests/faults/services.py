@@ -112,8 +112,6 @@ class Cluster:
         """Return the address of `prefill0`, `decode1`, …"""
         return f"unix:{self.folder}/{name}.sock"
 
-    # ------------------------------------------------------------------------- life
-
     async def start(self) -> None:
         """Start every service and wait until all sessions are open."""
         num_prefills, num_decodes = LAYOUTS[self.shape.layout]
@@ -170,8 +168,6 @@ class Cluster:
         self.decodes[index] = await self.fork_decode(index)
         await self.decodes[index].next_told("ready")
 
-    # -------------------------------------------------------------------- questions
-
     async def status(self, index: int = 0) -> pb.GetStatusResponse:
         """Ask a decode service, also one that has just been started."""
 
@@ -219,8 +215,6 @@ class Cluster:
             return all(peer.state == pb.SESSION_STATE_OPEN for peer in real)
 
         await eventually(look)
-
-    # ---------------------------------------------------------------------- private
 
     def _journal(self, name: str) -> str:
         self._lives += 1

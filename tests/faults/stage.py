@@ -151,8 +151,6 @@ class Scene:
             request.cancel()
         await asyncio.gather(*(request.outcome() for request in running))
 
-    # ---------------------------------------------------------------------- private
-
     async def _send(self, options: dict[str, Any]) -> None:
         if not self.case.is_of_a_process:
             self.send_victim(**options)

@@ -107,8 +107,6 @@ async def test_m1_prompts_computed_there_and_here_are_counted_apart(pair: Pair) 
     assert [one.timings.num_bytes > 0 for one in answers] == [True, False, True]
 
 
-# ------------------------------------------------------------------------ counters
-
 Fault = Callable[[Pair, pytest.MonkeyPatch], Awaitable[object]]
 
 
@@ -187,9 +185,6 @@ async def test_m7_each_fault_moves_exactly_one_counter(
     assert reasons == ([reason] if reason else [])
 
 
-# -------------------------------------------------------------------------- stages
-
-
 def ns(duration: Duration) -> int:
     """Return a duration in nanoseconds."""
     return duration.ToNanoseconds()
@@ -235,9 +230,6 @@ async def test_m9_waiting_for_the_engine_and_computing_are_stages_of_their_own(
 
     assert ns(answer.timings.waiting) >= opened_ns - queued_ns
     assert ns(answer.timings.prefill) <= ended_ns - opened_ns
-
-
-# ------------------------------------------------------- when prefill is not used
 
 
 async def test_n5_route_local_says_that_no_prefill_service_is_used(

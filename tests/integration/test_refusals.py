@@ -61,9 +61,6 @@ async def prefill(
         yield configs
 
 
-# ---------------------------------------------------------------------- at start
-
-
 @pytest.mark.parametrize("service", SERVICES, ids=lambda service: service[0])
 @pytest.mark.parametrize(
     ("config", "layers"),
@@ -120,9 +117,6 @@ async def test_n6_attention_sinks_are_refused_before_ready(tmp_path: Path, servi
 
     with pytest.raises(UnsupportedModel, match="sinks"):
         service[1](make_configs(tmp_path, folder))
-
-
-# -------------------------------------------------------------------- at session
 
 
 @pytest.mark.parametrize(
@@ -318,9 +312,6 @@ async def test_n8_nothing_on_the_wire_is_a_pointer(
 
     assert offsets
     assert all(4096 <= start and start + length <= configs[1].slab_bytes for start, length in offsets)
-
-
-# ------------------------------------------------------------------------- tools
 
 
 def files_in(folder: Path | str) -> list[Path]:

@@ -121,8 +121,6 @@ class SessionPair:
         self.engine = FakeEngine(name, self._slab, self.prefill, self._check_engine_write)
         self._carry_out_decode(self.decode.greet())
 
-    # ------------------------------------------------------------------ steps of decode
-
     def start(self, wish: Wish) -> bool:
         """Reserve pages and slot, then start a transfer; nothing when something is full."""
         cells = self._place_cells(wish)
@@ -212,8 +210,6 @@ class SessionPair:
         self._carry_out_decode(self.decode.receive(self.to_decode.popleft()))
         return True
 
-    # ----------------------------------------------------------------- steps of prefill
-
     def deliver_to_prefill(self) -> bool:
         """Hand prefill its next message."""
         if not self.to_prefill:
@@ -240,8 +236,6 @@ class SessionPair:
     def close_prefill(self) -> None:
         """Prefill learns that the stream is gone."""
         self._carry_out_prefill(self.prefill.close())
-
-    # ---------------------------------------------------------------------------- all
 
     def advance(self, publishes: bool = True) -> bool:
         """Let every party take one step; tell whether anything happened."""
@@ -288,8 +282,6 @@ class SessionPair:
             assert record.is_drained
             assert record.is_published != (record.error is not None)
         assert set(self.num_idle.values()) == {1 if self.is_broken else 0}
-
-    # ------------------------------------------------------------------------- private
 
     def _place_cells(self, wish: Wish) -> tuple[dict[tuple[int, int, int, bool], int], int]:
         offsets: dict[tuple[int, int, int, bool], int] = {}

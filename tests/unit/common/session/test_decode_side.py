@@ -109,9 +109,6 @@ ANY_TRANSFER_MESSAGE: list[PrefillMessage] = [
 ]
 
 
-# ---------------------------------------------------------------------- the table
-
-
 def test_the_table_is_the_diagram() -> None:
     """Forward only, and closed from everywhere."""
     closing = {
@@ -202,9 +199,6 @@ def test_a_message_after_the_end_is_counted_and_ignored(message: PrefillMessage)
     assert session.statistics().unknown_messages == 1
 
 
-# ------------------------------------------------------------------------- greeting
-
-
 def test_a_session_opens_when_the_welcome_fits() -> None:
     """Hello, Welcome, open."""
     session = make_session()
@@ -224,9 +218,6 @@ def test_a_wrong_nonce_keeps_the_session_shut() -> None:
 
     assert session.state is SessionState.GREETING
     assert session.close(LOST) == (SlabIdle(),)
-
-
-# ------------------------------------------------------------------------- a walk
 
 
 def test_a_transfer_walks_through_a_session() -> None:
@@ -277,9 +268,6 @@ def test_the_number_of_transfers_is_known_without_a_walk_over_their_spans() -> N
         numbers.append(session.num_transfers)
 
     assert numbers == [0, 1, 2]
-
-
-# ------------------------------------------------------------------------- leaving
 
 
 def test_a_session_without_transfers_leaves_at_once() -> None:
@@ -334,9 +322,6 @@ def test_a_peer_that_is_lost_while_leaving_is_a_lost_peer() -> None:
     session = make_leaving()
 
     assert session.close(LOST) == (TransferFailed(21, LOST), TransferDrained(21), SlabIdle())
-
-
-# ------------------------------------------------------------------------ identity
 
 
 def test_the_name_of_the_request_is_never_a_key() -> None:

@@ -54,9 +54,6 @@ ANY_TRANSFER_MESSAGE: list[PrefillMessage] = [
 ]
 
 
-# -------------------------------------------------------------------- blast radius
-
-
 @pytest.mark.parametrize("message", ANY_TRANSFER_MESSAGE, ids=lambda message: type(message).__name__)
 def test_a_message_about_an_unknown_transfer_is_counted_and_ignored(message: PrefillMessage) -> None:
     """A3: never an exception, never another transfer."""
@@ -138,9 +135,6 @@ def test_late_events_of_ended_transfers_stay_counted() -> None:
     assert (counts.num_transfers, counts.late_events, counts.duplicates) == (0, 2, 1)
 
 
-# --------------------------------------------------------------------------- abort
-
-
 def test_an_abort_of_what_has_drained_does_nothing() -> None:
     """A6: expiry and completion may cross."""
     session = make_open_decode_session()
@@ -174,9 +168,6 @@ def test_a_failed_copy_drains_only_with_its_siblings() -> None:
     assert TransferFailed(21, error) in session.import_failed(21, 0, error)
     assert session.receive(PrefillCancelled(21, 1)) == ()
     assert session.import_finished(21, 1) == (TransferDrained(21),)
-
-
-# --------------------------------------------------------------------------- close
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2])

@@ -52,9 +52,6 @@ REMOTE = (Event.ACCEPTED, Event.SPAN, Event.DONE)
 UNLISTED = [(state, event) for state in State for event in Event if (state, event) not in TRANSITIONS]
 
 
-# ---------------------------------------------------------------------- the table
-
-
 def test_the_table_is_the_diagram() -> None:
     """Every arrow of the diagram is listed, and nothing else."""
     walk = [
@@ -133,9 +130,6 @@ def test_an_abort_is_legal_until_the_outcome_is_decided(state: TransferState) ->
     assert transfer.error is CAUSE
 
 
-# ------------------------------------------------------------------------ a walk
-
-
 def test_a_transfer_walks_from_start_to_publication() -> None:
     """Each step asks for exactly one thing."""
     transfer = make_transfer()
@@ -207,9 +201,6 @@ def test_bytes_may_be_used_again_once_they_were_released() -> None:
     assert transfer.span(reused) == (ImportSpan(reused),)
 
 
-# ---------------------------------------------------------------- rule 6: stickiness
-
-
 @pytest.mark.parametrize("later", [name for name in ENDS if "copy" not in name])
 def test_the_first_outcome_stands_whatever_comes_later(later: str) -> None:
     """The error of the first terminal event is never replaced."""
@@ -238,9 +229,6 @@ def test_the_answer_to_a_cancel_is_not_late() -> None:
     transfer.cancelled()
 
     assert transfer.statistics().late_events == 0
-
-
-# ------------------------------------------------------------------ misuse by copies
 
 
 @pytest.mark.parametrize("sequence", [1, 0])

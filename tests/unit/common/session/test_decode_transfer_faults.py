@@ -48,8 +48,6 @@ from tests.support.transfers import (
     make_transfer,
 )
 
-# ------------------------------------------------------------- rule 2: publish once
-
 
 @pytest.mark.parametrize("state", [state for state in TransferState if state is not TransferState.COMPLETE])
 def test_publication_needs_a_complete_transfer(state: TransferState) -> None:
@@ -138,9 +136,6 @@ def test_a_failed_copy_fails_the_transfer() -> None:
     assert sent(actions) == [CancelPrefill(21, 1, "KV_CHECKSUM")]
 
 
-# ----------------------------------------------------------------- rule 3: coverage
-
-
 def test_an_exact_duplicate_is_counted_and_ignored() -> None:
     """While its first copy runs, and after it."""
     transfer = make_streaming_transfer(SPANS[0])
@@ -209,9 +204,6 @@ def test_a_released_span_told_with_other_bytes_is_refused() -> None:
     transfer.import_finished(0)
 
     assert_failed(transfer.span(replace(SPANS[0], sequence=7, offset=8192)), SpanOverlap)
-
-
-# --------------------------------------------------------------------- rule 4: drain
 
 
 @pytest.mark.parametrize("copy_end", ["copy", "bad copy"])

@@ -77,9 +77,6 @@ def _fields(error: NegotiationError) -> set[str]:
     return {difference.field for difference in error.differences}
 
 
-# ------------------------------------------------------------------- peers that fit
-
-
 def test_equal_peers_agree_on_version_modes_and_the_digest_that_decode_prefers() -> None:
     """Decode lists digests best first, so its order decides."""
     agreement = negotiate(make_hello(), make_offer())
@@ -128,9 +125,6 @@ def test_the_name_of_the_model_and_the_boot_are_never_compared() -> None:
 def test_a_welcome_that_fits_is_taken() -> None:
     """What negotiate agreed on passes the check of the other side."""
     verify_welcome(make_hello(), make_welcome(), NONCE)
-
-
-# ------------------------------------------------------ one field differs (N1, N10)
 
 
 @pytest.mark.parametrize("name", IDENTITY_CHANGES)
@@ -269,9 +263,6 @@ def test_no_common_mode_digest_or_layout_is_refused(offer: PrefillOffer, field: 
     assert _fields(refused.value) == {field}
 
 
-# --------------------------------------------------------------- several fields
-
-
 def test_every_difference_is_named_when_several_fields_differ() -> None:
     """One attempt tells the operator everything; the gravest kind gives the class."""
     theirs = make_identity(make_geometry(page_tokens=8))
@@ -310,9 +301,6 @@ def test_the_class_of_a_refusal_is_the_gravest_kind(fields: list[str], kind: typ
 
     assert type(error) is kind
     assert len(error.differences) == len(fields)
-
-
-# --------------------------------------------------------------------- Welcome only
 
 
 def test_a_wrong_nonce_means_that_the_slab_is_not_shared() -> None:
@@ -384,9 +372,6 @@ def test_all_differences_of_a_welcome_are_named() -> None:
         verify_welcome(make_hello(), welcome, NONCE)
 
     assert _fields(refused.value) == {"protocol", "config.rope_theta", "slab.nonce"}
-
-
-# --------------------------------------------------------------------- no pointers
 
 
 def test_a_slab_is_told_by_name_and_size_and_never_by_address() -> None:

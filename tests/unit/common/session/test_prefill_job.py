@@ -59,9 +59,6 @@ UNLISTED = [
 ]
 
 
-# ---------------------------------------------------------------------- the table
-
-
 def test_the_table_is_the_diagram() -> None:
     """Every arrow is listed, a repeated stop included, and nothing else."""
     arrows = [
@@ -104,9 +101,6 @@ def test_an_illegal_event_raises_and_changes_nothing(state: JobState, event: Job
     assert (job.state, job.verdict) == (state, verdict)
 
 
-# ------------------------------------------------------------------- terminal message
-
-
 def test_a_job_that_was_not_stopped_ends_with_what_the_engine_said() -> None:
     """Well or badly, the outcome is passed on."""
     assert make_running().engine_ended(DONE) is DONE
@@ -135,9 +129,6 @@ def test_a_stop_that_nobody_hears_leaves_no_verdict() -> None:
 
     assert job.state is JobState.STOPPING
     assert job.verdict is None
-
-
-# -------------------------------------------------------------------------- spans
 
 
 @pytest.mark.parametrize("state", [state for state in JobState if state is not JobState.RUNNING])

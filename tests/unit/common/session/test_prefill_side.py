@@ -105,9 +105,6 @@ ILLEGAL_JOB_EVENTS = [
 ]
 
 
-# ---------------------------------------------------------------------- the table
-
-
 def test_the_table_is_the_diagram() -> None:
     """Forward only, and closed from everywhere."""
     closing = {
@@ -216,9 +213,6 @@ def test_a_message_after_the_end_is_counted_and_ignored(message: DecodeMessage) 
     assert session.statistics().unknown_messages == 1
 
 
-# ------------------------------------------------------------------------- greeting
-
-
 def test_a_session_greets_attaches_and_welcomes() -> None:
     """The Welcome carries what was agreed and the nonce that was read."""
     session = make_session()
@@ -237,9 +231,6 @@ def test_a_hello_that_does_not_fit_changes_nothing() -> None:
         session.receive(misfit)
 
     assert session.state is PrefillState.WAITING
-
-
-# ------------------------------------------------------------------------- a walk
 
 
 def test_a_job_walks_from_start_to_done() -> None:

@@ -47,9 +47,6 @@ EXPIRED = LeaseExpired("not done within 30 s")
 IDLE = SlabIdle()
 
 
-# --------------------------------------------------------------------------- cancel
-
-
 def test_a_queued_job_is_cancelled_at_once() -> None:
     """A10: out of the queue before the answer, and the engine that comes for it is turned away."""
     session = make_queued_job()
@@ -111,9 +108,6 @@ def test_spans_of_a_job_that_is_gone_are_dropped() -> None:
     assert session.statistics().dropped_spans == 1
 
 
-# --------------------------------------------------------------------- time limit
-
-
 def test_a_queued_job_that_expires_fails_at_once() -> None:
     """A4, T1: out of the queue, with the reason."""
     session = make_queued_job()
@@ -171,9 +165,6 @@ def test_an_expiry_after_close_changes_nothing() -> None:
 
     assert session.expire(21, EXPIRED) == ()
     assert finish_job(session) == (IDLE,)
-
-
-# --------------------------------------------------------------------------- close
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
@@ -251,9 +242,6 @@ def test_integrity_finds_slots_that_overlap() -> None:
 
     with pytest.raises(InvariantViolation):
         session.check_integrity()
-
-
-# ---------------------------------------------------------------------------- drain
 
 
 def test_a_draining_session_refuses_new_jobs_and_ends_the_old() -> None:

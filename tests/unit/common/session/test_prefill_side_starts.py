@@ -26,9 +26,6 @@ from tests.support.sessions import (
 CANCEL = CancelPrefill(21, 1, "REQUEST_CANCELLED")
 
 
-# ------------------------------------------------------------------- refused starts
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -88,9 +85,6 @@ def test_a_mode_that_was_not_agreed_is_refused() -> None:
     session = make_open_prefill_session(replace(make_offer(), modes=(TransferMode.WHOLE,)))
 
     assert "mode is stream, agreed ['whole']" in str(sent(session.receive(START)))
-
-
-# ------------------------------------------------------------------- identity
 
 
 @pytest.mark.parametrize("make", [make_queued_job, make_running_job, make_stopping_job])
