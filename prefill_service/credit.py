@@ -4,9 +4,11 @@ Theory of operation: every group has its share of the slot (`common/kv/window.py
 
     free --open--> open (one per group) --told--> told --release--> free
 
-and `open` waits until its share has room. Only decode's `ReleaseSpan` makes room, so the wait has a bound of
-its own, and a stop of the job ends it at once: an error, never a drop, never a wait for ever (rule 9). Bytes
-of a told span are given to nobody before its release (rule 5).
+and `open` waits until its share has room. Only decode's `ReleaseSpan` makes room, and the one engine serves
+all sessions, so all waits of a job together have one bound: `wait_s`, longer in proportion to the bytes that
+came back. A bound for each span would let a decode that gives one back just before it hold the engine for as
+long as the job has spans. At the bound, or when the job is stopped, the wait ends: an error, never a drop,
+never a wait for ever (rule 9). Bytes of a told span are given to nobody before its release (rule 5).
 
 Ownership: one per job whose slot is a window. `open` and `told` are called on the engine's thread, `release`
 and `wake` on the event loop; one lock protects everything, and is never held while bytes are copied.
@@ -25,13 +27,17 @@ from common.kv.spans import PART_ALIGNMENT
 from common.runtime.clock import Clock
 from common.slab.allocator import Slot, SlotAllocator
 
+BYTES_PER_WAIT = 2 << 30
+"""Bytes that came back for which a job may wait as long again, so that the bound suits prompts of any size:
+with the default of 30 s a decode may copy as slowly as 70 MB/s, far below what a copy with a digest does."""
+
 
 @dataclass(frozen=True, slots=True)
 class CreditTerms:
     """How long a job may wait for credit, and what ends the wait early."""
 
     wait_s: float
-    """Longest wait for one span."""
+    """Longest wait of the job, all its spans together; as much again for each `BYTES_PER_WAIT` released."""
 
     stop: threading.Event
     """The job's; whoever sets it calls `CreditWindow.wake`."""
@@ -72,12 +78,15 @@ class CreditWindow:
         self._told: dict[int, tuple[int, Slot]] = {}
         # Invariant: group and bytes, by sequence, of each span told and not released.
         self._num_waits = 0
+        self._waited_ns = 0
+        # Invariant: what all waits took, the present one up to its last look at the clock.
+        self._released_bytes = 0
 
     def open(self, planned: PlannedSpan) -> int:
         """Return where the span may be filled, in bytes from the start of the slot; waits for room.
 
-        Raises: `LeaseExpired` when no room came within the bound, `Cancelled` when the job was stopped
-        while it waited; nothing changed.
+        Raises: `LeaseExpired` when no room came before the job's waits had reached their bound, `Cancelled`
+        when the job was stopped while it waited; no bytes were given.
         """
         share = self._shares[planned.group_index]
         with self._changed:
@@ -104,6 +113,7 @@ class CreditWindow:
             if sequence not in self._told:
                 raise InvariantViolation(f"span {sequence} is not told or is released already")
             group_index, slot = self._told.pop(sequence)
+            self._released_bytes += len(slot.extent)
             self._shares[group_index].release(slot)
             self._changed.notify_all()
 
@@ -137,17 +147,27 @@ class CreditWindow:
     def _wait_for_room(self, share: SlotAllocator, planned: PlannedSpan) -> None:
         """Return once the share has room for the span; the lock is held before and after."""
         terms = self._terms
-        deadline_ns = terms.clock.now_ns() + round(terms.wait_s * 1e9)
-        while not share.can_lease(planned.length):
+        last_ns = terms.clock.now_ns()
+        while True:
+            now_ns = terms.clock.now_ns()
+            self._waited_ns += now_ns - last_ns
+            last_ns = now_ns
+            if share.can_lease(planned.length):
+                return
             if terms.stop.is_set():
                 raise Cancelled("stopped while waiting for credit")
-            left_ns = deadline_ns - terms.clock.now_ns()
+            left_ns = self._bound_ns() - self._waited_ns
             if left_ns <= 0:
                 raise LeaseExpired(self._problem(planned))
             self._changed.wait(left_ns / 1e9)
+
+    def _bound_ns(self) -> int:
+        """Return how long the job may wait in all, by what came back so far."""
+        return round(self._terms.wait_s * (1 + self._released_bytes / BYTES_PER_WAIT) * 1e9)
 
     def _problem(self, planned: PlannedSpan) -> str:
         group = planned.group_index
         told = sum(told_group == group for told_group, _ in self._told.values())
         wanted = f"{planned.length} bytes of group {group}"
-        return f"no credit for {wanted} within {self._terms.wait_s:g} s ({told} spans told and not released)"
+        bound = f"{round(self._bound_ns() / 1e9, 1):g} s"
+        return f"no credit for {wanted} within {bound} ({told} spans told and not released)"

@@ -38,7 +38,7 @@ class Job:
     target: SlotTarget
     accepted_ns: int
     credit_wait_s: float
-    """Longest wait for room in a slot smaller than the prompt's KV."""
+    """Longest wait for room in a slot smaller than the prompt's KV, all waits together; see `CreditTerms`."""
 
     stop: threading.Event = field(default_factory=threading.Event)
     """Set on the event loop, read on the engine's thread at every layer."""

@@ -10,6 +10,7 @@ from common.errors import Cancelled, InvariantViolation, LeaseExpired
 from common.kv.plan import PlannedSpan
 from common.kv.ranges import Range
 from common.runtime.clock import ManualClock
+from prefill_service import credit
 from prefill_service.credit import CreditTerms, CreditWindow
 
 SHARES = (Range(0, 320), Range(320, 512))
@@ -52,6 +53,11 @@ class Desk:
         for _ in range(2):
             assert self.clock.reads.acquire(timeout=LONG_S)
         return opened
+
+    def release(self, sequence: int) -> None:
+        """Give a span back, and see the thread that waits look at the clock."""
+        self.window.release(sequence)
+        assert self.clock.reads.acquire(timeout=LONG_S)
 
 
 def make_planned(length: int, group_index: int = 0) -> PlannedSpan:
@@ -180,6 +186,56 @@ def test_a_wait_below_its_bound_goes_on(desk: Desk) -> None:
     desk.window.release(0)
 
     assert opened.result(LONG_S) == 0
+
+
+def test_all_waits_of_a_job_have_one_bound(desk: Desk) -> None:
+    """A decode that gives one span back just before each bound cannot hold the engine span by span."""
+    desk.tell(0, 320)
+    for sequence in (1, 2):
+        opened = desk.wait_for(320)
+        desk.clock.advance_s(3)
+        desk.release(sequence - 1)
+        assert opened.result(LONG_S) == 0
+        desk.window.told(sequence, make_planned(320))
+    opened = desk.wait_for(320)
+
+    desk.clock.advance_s(1.5)
+    desk.window.wake()
+
+    with pytest.raises(LeaseExpired, match="no credit for 320 bytes of group 0 within 7 s"):
+        opened.result(LONG_S)
+    assert desk.window.statistics().num_waits == 3
+
+
+def test_time_in_which_no_span_waits_is_free(desk: Desk) -> None:
+    """A prompt may be computed for as long as it takes."""
+    desk.tell(0, 320)
+    desk.clock.advance_s(1000)
+    opened = desk.wait_for(320)
+
+    desk.clock.advance_s(6)
+    desk.release(0)
+
+    assert opened.result(LONG_S) == 0
+
+
+def test_bytes_that_came_back_lengthen_the_bound(monkeypatch: pytest.MonkeyPatch, desk: Desk) -> None:
+    """A prompt of any size gets through to a decode that copies at a fair speed."""
+    monkeypatch.setattr(credit, "BYTES_PER_WAIT", 640)
+    desk.tell(0, 320)
+    desk.window.release(0)
+    desk.tell(1, 320)
+    opened = desk.wait_for(64)
+
+    desk.clock.advance_s(10)
+    desk.window.wake()
+    assert desk.clock.reads.acquire(timeout=LONG_S)
+    assert not opened.done()
+    desk.clock.advance_s(0.5)
+    desk.window.wake()
+
+    with pytest.raises(LeaseExpired, match=r"within 10\.5 s"):
+        opened.result(LONG_S)
 
 
 def test_a_stop_ends_the_wait_at_once(desk: Desk) -> None:
