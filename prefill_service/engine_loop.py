@@ -40,7 +40,9 @@ class EngineLoop:
         self._clock = clock
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefill-engine")
         self._running: Job | None = None
-        self._job_ended = asyncio.Event()
+        self._job_left = asyncio.Event()
+        # Invariant: set by all that may end `wait_idle`: a job that left queue or engine, the loop's end.
+        queue.watch(self._job_left.set)
         self._has_ended = False
 
     @property
@@ -56,8 +58,8 @@ class EngineLoop:
         try:
             async with asyncio.timeout(limit_s):
                 while not self.is_idle and not self._has_ended:
-                    self._job_ended.clear()
-                    await self._job_ended.wait()
+                    self._job_left.clear()
+                    await self._job_left.wait()
         except TimeoutError:
             logger.warning("engine.still_busy", extra=log_fields(limit_s=limit_s, queued=len(self._queue)))
         return self.is_idle and not self._has_ended
@@ -75,7 +77,7 @@ class EngineLoop:
                     await self._run_job(job, peer)
         finally:
             self._has_ended = True
-            self._job_ended.set()
+            self._job_left.set()
             await asyncio.to_thread(self._thread.shutdown)
 
     async def _run_job(self, job: Job, peer: DecodePeer) -> None:
@@ -95,7 +97,7 @@ class EngineLoop:
             raise
         finally:
             self._running = None
-            self._job_ended.set()
+            self._job_left.set()
             if work.done():
                 peer.finish(job, _outcome(job, work))
         if isinstance(work.exception(), InvariantViolation):

@@ -18,7 +18,7 @@ from prefill_service.engine_loop import EngineLoop
 from prefill_service.job import Job
 from prefill_service.queue import JobQueue
 from tests.support.fakes import PatternEngine
-from tests.support.prefill_peers import PeerDesk, make_engine, make_peer_desk
+from tests.support.prefill_peers import PeerDesk, make_engine, make_peer_desk, turns
 from tests.support.sessions import GRANULARITY
 
 pytestmark = pytest.mark.usefixtures("leak_check")
@@ -230,6 +230,24 @@ async def test_waiting_for_idle_ends_with_the_last_job(slab_dir: Path) -> None:
 
         assert bench.loop.is_idle
         assert bench.second.peer.statistics().num_jobs == 0
+
+
+async def test_waiting_for_idle_ends_when_the_last_job_is_cancelled_in_the_queue(slab_dir: Path) -> None:
+    """Nobody waits out the grace for a job that is gone before the engine has taken it."""
+    queue: JobQueue[Job] = JobQueue()
+    loop = EngineLoop(make_engine(), GRANULARITY, queue, ManualClock())
+    with make_peer_desk(slab_dir, queue) as desk:
+        await desk.greet()
+        await desk.start()
+        waiting = asyncio.create_task(loop.wait_idle(2 * LONG_S))
+        await turns()
+        assert not waiting.done()
+
+        desk.cancel()
+
+        async with asyncio.timeout(LONG_S):
+            assert await waiting
+        desk.peer.close()
 
 
 async def test_waiting_for_idle_ends_at_its_limit(slab_dir: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -51,6 +51,18 @@ def test_removing_what_is_not_queued_does_nothing() -> None:
     assert len(queue) == 3
 
 
+async def test_whoever_watches_hears_of_each_job_that_leaves() -> None:
+    """Taken or removed, once each, and not of what was never there."""
+    queue, lengths = make_queue(), list[int]()
+    queue.watch(lambda: lengths.append(len(queue)))
+
+    await queue.take()
+    queue.remove(FIRST.key)
+    queue.remove(THIRD.key)
+
+    assert lengths == [2, 1]
+
+
 async def test_a_consumer_waits_until_there_is_a_job() -> None:
     """Removed jobs wake nobody."""
     queue: JobQueue[Named] = JobQueue()
