@@ -180,6 +180,8 @@ async def test_g6_a_write_that_the_client_does_not_read_ends_when_the_client_goe
         return response
 
     async with running_pair(*dense, load(*dense)) as pair:
+        await pair.ask(OTHER, 1)
+        num_tasks = len(asyncio.all_tasks())
         with monkeypatch.context() as patch:
             patch.setattr(servicer, "token_response", large_response)
             stream = pair.client.generate(token_ids=OTHER, max_new_tokens=50, ignore_eos=True)
@@ -190,7 +192,8 @@ async def test_g6_a_write_that_the_client_does_not_read_ends_when_the_client_goe
         assert pair.decode.core.counts.live == 1
 
         await stream.aclose()
-        await wait_until(lambda: pair.decode.core.counts.cancelled == 1)
+        await wait_until(lambda: len(asyncio.all_tasks()) <= num_tasks)
+        assert pair.decode.core.counts.cancelled == 1
         await assert_fresh(pair, oracle)
 
 
