@@ -45,6 +45,10 @@ from decode_service.step_loop import StepLoop
 logger = logging.getLogger(__name__)
 
 
+LATE_TOLERANCE_S = 0.05
+"""A client's library ends its call at the same deadline, and its word may be here a moment before."""
+
+
 class LossPolicy(enum.Enum):
     """What becomes of a request whose prefill service is lost before its publication."""
 
@@ -308,7 +312,8 @@ class DecodeCore:
 
     def _is_late(self, request: GenerationRequest, timeline: Timeline) -> bool:
         """Tell whether the time limit has passed, which is no wish of the client."""
-        return self._owners.clock.now_ns() - timeline.arrived_ns >= request.time_limit_s * 1e9
+        limit_s = request.time_limit_s - LATE_TOLERANCE_S
+        return self._owners.clock.now_ns() - timeline.arrived_ns >= limit_s * 1e9
 
     def _enter(self) -> None:
         self._counts.submitted += 1

@@ -25,7 +25,7 @@ from common.runtime.clock import SystemClock
 from common.runtime.invariants import watch_callbacks
 from common.session.messages import TransferMode
 from common.telemetry.timeline import Timeline
-from decode_service.core import LossPolicy, RequestCounts
+from decode_service.core import LATE_TOLERANCE_S, LossPolicy, RequestCounts
 from decode_service.generation import FinishReason
 from decode_service.request import GenerationRequest, Route
 from tests.support.decoding import make_request
@@ -177,6 +177,18 @@ async def test_a_failing_engine_fails_its_request_alone(slab_dir: Path) -> None:
             await broken
         assert "".join(await whole) == "defg"
         assert counts_of(pair) == RequestCounts(submitted=2, finished=1, failed=1)
+
+
+async def test_a_call_that_ends_with_its_time_limit_has_failed(slab_dir: Path) -> None:
+    """The client's library may end it a moment before we do; nobody wished that."""
+    async with memory_pair(slab_dir) as pair:
+        request = replace(make_request(route=Route.LOCAL), time_limit_s=LATE_TOLERANCE_S)
+        responses = pair.begin(request)
+        await anext(responses)
+
+        await responses.aclose()
+
+        assert counts_of(pair) == RequestCounts(submitted=1, failed=1)
 
 
 async def test_a_client_that_does_not_read_holds_no_lane(slab_dir: Path) -> None:
