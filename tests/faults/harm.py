@@ -83,6 +83,11 @@ class EngineFails(Broken):
     def __init__(self) -> None:
         super().__init__("UNAVAILABLE PREFILL_ENGINE_FAILED")
 
+    async def strike(self, scene: Scene) -> None:
+        """See `Fault`; a victim that runs again needs the steps that are held for now."""
+        if scene.case.policy == "fail":
+            await super().strike(scene)
+
     def expected(self, case: Case) -> tuple[str, ...]:
         """See `Fault`."""
         return super().expected(case) if case.policy == "fail" else (EXACT,)
