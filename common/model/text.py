@@ -10,16 +10,24 @@ character whose bytes are not all there, and a run of byte-fallback tokens, whic
 these are held back, everything else is emitted, and the pending tokens become the next context. The
 concatenation of all deltas is `Tokenizer.decode` of all ids, even where the bytes are no valid text.
 
-Not here: stop strings (`stops.py`).
+A text that cannot fit is refused before it is tokenized. A long one is tokenized as a batch of one, during
+which other threads may run Python: `encode` of the backend lets none of them do so before it ends.
+
+Not here: stop strings (`stops.py`), what can fit (`text_bound.py`).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from common.errors import ConfigError, InvalidRequest, Violation
+from common.errors import ConfigError, InvalidRequest, PromptTooLong, Violation
+from common.model.text_bound import text_bound
+
+LONG_TEXT_CHARS = 4000
+"""A longer text takes milliseconds to tokenize: nothing for the event loop."""
 
 _INCOMPLETE = "\ufffd"
 
@@ -41,6 +49,7 @@ class Tokenizer:
         self._byte_ids = frozenset(token_id for token_id in ids if token_id is not None)
         added = self._backend.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._bound = text_bound(json.loads(self._backend.to_str()))
 
     @property
     def vocab_size(self) -> int:
@@ -58,26 +67,36 @@ class Tokenizer:
         """Whether `encode_chat` can work at all."""
         return self._pretrained.chat_template is not None
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, with the special tokens this model puts around one."""
-        return list(self._backend.encode(text, add_special_tokens=True).ids)
+    def encode(self, text: str, *, max_tokens: int | None = None) -> list[int]:
+        """Return the ids of a text, with the special tokens this model puts around one.
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        Raises: `PromptTooLong` when the text cannot fit into `max_tokens`, before it is tokenized; one that
+        can, but does not, is returned.
+        """
+        self._check_fits([text], max_tokens)
+        return self._ids(text, add_special_tokens=True)
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], *, max_tokens: int | None = None
+    ) -> list[int]:
         """Return the ids of a chat (`role` and `content` each) up to where the model's turn begins.
 
-        Raises InvalidRequest when the model has no chat template or its template refuses the messages.
+        Raises: InvalidRequest when the model has no chat template or its template refuses the messages;
+        `PromptTooLong` as `encode` does. All contents count for it, also what the template would leave out.
         """
         if not self.has_chat_template:
             raise InvalidRequest(
                 [Violation("chat", "this model has no chat template; send text or token ids")]
             )
+        self._check_fits([message.get("content", "") for message in messages], max_tokens)
         try:
             text = self._pretrained.apply_chat_template(
                 [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
             )
         except Exception as refusal:  # a template is a program of the model's author and may raise anything
             raise InvalidRequest([Violation("chat", f"the chat template refused: {refusal}")]) from refusal
-        return list(self._backend.encode(str(text), add_special_tokens=False).ids)
+        self._check_fits([str(text)], max_tokens)
+        return self._ids(str(text), add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of some ids without special tokens; ids without a token count for nothing."""
@@ -91,6 +110,20 @@ class Tokenizer:
         if not self._byte_ids:
             return False
         return next((i in self._byte_ids for i in reversed(token_ids) if self._is_text(i)), False)
+
+    def _check_fits(self, texts: Sequence[str], max_tokens: int | None) -> None:
+        if self._bound is None or max_tokens is None:
+            return
+        needed, limit = sum(map(self._bound.count, texts)), max_tokens * self._bound.chars_per_token
+        if needed > limit:
+            raise PromptTooLong("prompt characters", needed, limit)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Tokenize; the ids are the same either way."""
+        if len(text) <= LONG_TEXT_CHARS:
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def _is_text(self, token_id: int) -> bool:
         return token_id not in self._special_ids and self._backend.id_to_token(token_id) is not None

@@ -1,7 +1,9 @@
 """Tests of common/model/text.py."""
 
 import os
-from collections.abc import Iterable, Sequence
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 from hypothesis import given
@@ -10,9 +12,10 @@ from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from common.errors import ConfigError, InvalidRequest
+from common.errors import ConfigError, InvalidRequest, PromptTooLong
+from common.model import text as text_module
 from common.model.demo import cache_folder, demo_checkpoint
-from common.model.text import TextStream, Tokenizer
+from common.model.text import LONG_TEXT_CHARS, TextStream, Tokenizer
 from common.model.tiny import BOS_ID, EOS_ID, make_byte_tokenizer
 
 BYTES = Tokenizer(make_byte_tokenizer())
@@ -43,6 +46,113 @@ def test_text_and_chat_get_the_model_s_special_tokens() -> None:
     """A text starts as the model wants it, a chat as the template says, and neither twice."""
     assert BYTES.encode("hi") == [BOS_ID, *b"hi"]
     assert BYTES.encode_chat([{"role": "user", "content": "hi"}]) == [BOS_ID, *b"user: hi\nassistant: "]
+
+
+TEXTS = {
+    "words": "the cat s " * 1000,
+    "spaces": " " * 6000,
+    "runs of bytes": "漢é😀" * 2000,
+    "special tokens": "<eos>cat<bos>" * 500,
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("tokenizer", [BYTES, FALLBACK], ids=["bytes", "fallback"])
+def test_a_long_text_has_the_tokens_of_a_short_one(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer, name: str
+) -> None:
+    """Only how the backend is asked depends on the length."""
+    assert len(TEXTS[name]) > LONG_TEXT_CHARS
+    as_batch = tokenizer.encode(TEXTS[name])
+
+    monkeypatch.setattr(text_module, "LONG_TEXT_CHARS", len(TEXTS[name]))
+
+    assert tokenizer.encode(TEXTS[name]) == as_batch
+
+
+def test_a_long_chat_has_the_tokens_of_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The template's special tokens, and no others."""
+    chat = [{"role": "user", "content": "é" * 5000}, {"role": "assistant", "content": "hi"}]
+    as_batch = BYTES.encode_chat(chat)
+
+    monkeypatch.setattr(text_module, "LONG_TEXT_CHARS", 10_000)
+
+    assert BYTES.encode_chat(chat) == as_batch
+    assert as_batch.count(BOS_ID) == 1
+
+
+@pytest.fixture
+def _quick_turns() -> Iterator[None]:
+    """Let a thread that wants the GIL have it at once."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval_s)
+
+
+@pytest.mark.usefixtures("_quick_turns")
+def test_other_threads_run_while_a_long_text_is_tokenized() -> None:
+    """Whoever keeps the GIL for a second stops the event loop from another thread too.
+
+    A backend that kept it would leave this thread the moment between its start and its call.
+    """
+    started, ended = threading.Event(), threading.Event()
+
+    def encode() -> None:
+        started.set()
+        BYTES.encode("a" * 1_000_000)
+        ended.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    started.wait()
+    turns = 0
+    while not ended.is_set():
+        turns += 1
+    thread.join()
+
+    assert turns > 50_000
+
+
+@pytest.mark.parametrize("max_tokens", [1, 20, 100])
+def test_a_text_that_cannot_fit_is_refused_with_the_numbers(max_tokens: int) -> None:
+    """Five characters are the longest token, so that much fits whatever it says."""
+    assert BYTES.encode("<eos>" * max_tokens, max_tokens=max_tokens) == [BOS_ID, *[EOS_ID] * max_tokens]
+
+    with pytest.raises(PromptTooLong) as refusal:
+        BYTES.encode("x" * (5 * max_tokens + 1), max_tokens=max_tokens)
+
+    assert (refusal.value.limit_name, refusal.value.needed, refusal.value.limit) == (
+        "prompt characters",
+        5 * max_tokens + 1,
+        5 * max_tokens,
+    )
+
+
+def test_a_chat_whose_contents_cannot_fit_is_refused_before_it_is_rendered() -> None:
+    """All messages count together; this template would refuse the third."""
+    chat = [{"role": "user", "content": "x" * 30}, {"role": "user", "content": "y" * 21}, {"role": "user"}]
+
+    with pytest.raises(PromptTooLong) as refusal:
+        BYTES.encode_chat(chat, max_tokens=10)
+
+    assert (refusal.value.needed, refusal.value.limit) == (51, 50)
+
+
+def test_a_chat_that_cannot_fit_once_rendered_is_refused() -> None:
+    """What the template adds counts too."""
+    with pytest.raises(PromptTooLong) as refusal:
+        BYTES.encode_chat([{"role": "user", "content": "x" * 49}], max_tokens=10)
+
+    assert refusal.value.needed == len("<bos>user: " + "x" * 49 + "\nassistant: ")
+
+
+def test_nothing_is_refused_where_no_bound_is_known() -> None:
+    """Here a run of unknown characters is one token."""
+    backend = Backend(models.BPE(vocab={"<unk>": 0}, merges=[], unk_token="<unk>", fuse_unk=True))
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+
+    assert tokenizer.encode("x" * 10_000, max_tokens=1) == [0]
 
 
 def test_chat_without_template_is_the_client_s_error() -> None:
@@ -136,6 +246,21 @@ def test_deltas_add_up_with_byte_fallback(pieces: list[list[int]]) -> None:
     ids = [token for piece in pieces for token in piece]
 
     assert "".join(stream(FALLBACK, pieces)) == FALLBACK.decode(ids)
+
+
+@pytest.mark.demo
+def test_a_long_text_has_the_tokens_of_a_short_one_in_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with a vocabulary of words, and where some characters have no token."""
+    folder = demo_checkpoint(cache_folder(os.environ))
+    if folder is None:
+        pytest.skip("the demo model is not in the cache")
+    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+    text = "the quick brown fox, wörld 😀 漢字 1234\n\n \x04<|im_start|> don't " * 100
+    as_batch = tokenizer.encode(text)
+
+    monkeypatch.setattr(text_module, "LONG_TEXT_CHARS", len(text))
+
+    assert tokenizer.encode(text) == as_batch
 
 
 @pytest.mark.demo
