@@ -1,4 +1,9 @@
-"""The gRPC face of the decode service: requests in, tokens out, and what an operator asks."""
+"""The gRPC face of the decode service: requests in, tokens out, and what an operator asks.
+
+Theory of operation: a request that takes long to read is read on another thread, because pings to prefill
+services go out from this event loop: while it stands still for one client, the requests of all wait, and in
+the end their sessions are lost. A few are read at a time. The time limit runs meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,14 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
 
 from common.errors import DeadlineExceeded, Draining, KVSpanError
 from common.runtime.clock import Clock
+from common.runtime.tasks import SideWork
 from common.telemetry.timeline import Timeline
 from decode_service.core import DecodeCore
 from decode_service.generation import TokenEvent
@@ -23,6 +30,9 @@ from kvspan.v1 import decode_pb2 as pb
 from kvspan.v1 import decode_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+MAX_LONG_READS = 2
+"""Long requests that are read at the same time; each takes a core while it is tokenized."""
 
 
 @dataclass(slots=True)
@@ -43,6 +53,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         self._reader = reader
         self._reporter = reporter
         self._clock = clock
+        self._long_reads = SideWork(MAX_LONG_READS)
         self._calls: set[asyncio.Task[Any]] = set()
         # Invariant: the tasks of running Generate calls.
         self._is_cut = False
@@ -58,11 +69,11 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     ) -> None:
         """Stream one completion; the last message carries reason, usage and timings."""
         timeline = Timeline(self._clock.now_ns())
-        answer = _Answer(self._read(request, context), timeline)
-        limit_s = answer.request.time_limit_s
+        limit_s = self._reader.time_limit_s(context.time_remaining())
         try:
             with self._listed():
                 async with asyncio.timeout(limit_s):
+                    answer = _Answer(await self._read(request, limit_s), timeline)
                     await self._answer(answer, context)
         except TimeoutError as error:
             raise DeadlineExceeded(limit_s) from error
@@ -71,11 +82,12 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
                 raise Draining("the decode service is shutting down") from error
             raise
 
-    def _read(self, request: pb.GenerateRequest, context: Context) -> GenerationRequest:
-        """Validate a request; one that is refused here is counted too."""
+    async def _read(self, request: pb.GenerateRequest, limit_s: float) -> GenerationRequest:
+        """Validate a request; one that ends here, refused or given up, is counted too."""
+        read = partial(self._reader.read, request, limit_s)
         try:
-            return self._reader.read(request, context.time_remaining())
-        except KVSpanError:
+            return await self._long_reads.run(read) if self._reader.is_long(request) else read()
+        except (KVSpanError, asyncio.CancelledError):
             self._core.count_refused()
             raise
 

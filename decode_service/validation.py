@@ -1,7 +1,9 @@
 """Turns a GenerateRequest of the contract into a `GenerationRequest`, or names everything wrong with it.
 
 Theory of operation: all violations are collected and raised at once. What is wrong with the request itself
-is INVALID_ARGUMENT; what this service is too small for is OUT_OF_RANGE, with the numbers.
+is INVALID_ARGUMENT; what this service is too small for is OUT_OF_RANGE, with the numbers. A prompt that can
+never fit is refused before anything is made of it. Reading a long request takes time all the same: whoever
+reads one (`is_long`) does it beside the event loop.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import itertools
 from dataclasses import dataclass
 
 from common.errors import InvalidRequest, PromptTooLong, UnknownModel, Violation
-from common.model.text import Tokenizer
+from common.model.text import LONG_TEXT_CHARS, Tokenizer
 from common.session.messages import TransferMode
 from common.wire.enums import MODES
 from decode_service.request import GenerationRequest, Route
@@ -25,6 +27,9 @@ MAX_STOP_CHARS = 1024
 """Of one stop string; as much text may be held back."""
 
 MAX_REQUEST_ID_CHARS = 256
+
+LONG_TOKENS_BYTES = 64 << 10
+"""A larger request takes more than a millisecond to read, whatever it consists of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +57,18 @@ class RequestReader:
         self._limits = limits
         self._numbers = itertools.count(1)
 
+    def is_long(self, request: pb.GenerateRequest) -> bool:
+        """Tell whether reading it would hold up the event loop; ids are read faster than text."""
+        has_ids = request.WhichOneof("prompt") == "tokens"
+        return request.ByteSize() > (LONG_TOKENS_BYTES if has_ids else LONG_TEXT_CHARS)
+
+    def time_limit_s(self, time_remaining_s: float | None) -> float:
+        """Return the seconds that a request with this deadline may live."""
+        limit_s = self._limits.time_limit_s
+        return limit_s if time_remaining_s is None else min(limit_s, time_remaining_s)
+
     def read(self, request: pb.GenerateRequest, time_remaining_s: float | None) -> GenerationRequest:
-        """Return the request with every default filled in.
+        """Return the request with every default filled in; on any thread.
 
         Raises: `InvalidRequest` with all violations, `PromptTooLong`, `UnknownModel`.
         """
@@ -67,9 +82,7 @@ class RequestReader:
         violations += [Violation(f"sampling.{one.field}", one.problem) for one in wrong]
         if violations:
             raise InvalidRequest(violations)
-        needed = len(prompt_ids) + sampling.max_new_tokens
-        if needed > limits.max_context_tokens:
-            raise PromptTooLong("context tokens", needed, limits.max_context_tokens)
+        self._check_fits("context tokens", len(prompt_ids) + sampling.max_new_tokens)
         eos_ids = () if request.sampling.ignore_eos else limits.eos_ids
         return GenerationRequest(
             request_id=self._name(request),
@@ -79,23 +92,26 @@ class RequestReader:
             stop_ids=frozenset((*eos_ids, *request.sampling.stop_token_ids)),
             route=self._route(request),
             mode=self._mode(request),
-            time_limit_s=limits.time_limit_s
-            if time_remaining_s is None
-            else min(limits.time_limit_s, time_remaining_s),
+            time_limit_s=self.time_limit_s(time_remaining_s),
         )
 
     def _prompt(self, request: pb.GenerateRequest, violations: list[Violation]) -> tuple[int, ...]:
+        max_tokens = self._limits.max_context_tokens
         match request.WhichOneof("prompt"):
             case "text":
-                token_ids = self._tokenizer.encode(request.text)
+                token_ids = self._tokenizer.encode(request.text, max_tokens=max_tokens)
             case "chat":
+                self._check_fits("chat messages", len(request.chat.messages))
                 turns = [{"role": turn.role, "content": turn.content} for turn in request.chat.messages]
                 try:
-                    token_ids = self._tokenizer.encode_chat(turns) if turns else []
+                    token_ids = self._tokenizer.encode_chat(turns, max_tokens=max_tokens) if turns else []
                 except InvalidRequest as refusal:
                     violations += refusal.violations
                     return ()
             case "tokens":
+                prompt_len = len(request.tokens.token_ids)
+                if prompt_len > max_tokens:
+                    self._check_fits("context tokens", prompt_len + request.sampling.max_new_tokens)
                 token_ids = list(request.tokens.token_ids)
             case _:
                 violations.append(Violation("prompt", "one of text, chat and tokens must be set"))
@@ -106,6 +122,10 @@ class RequestReader:
             problem = f"has {max(token_ids)}, the vocabulary ends at {self._limits.vocab_size}"
             violations.append(Violation("tokens.token_ids", problem))
         return tuple(token_ids)
+
+    def _check_fits(self, name: str, needed: int) -> None:
+        if needed > self._limits.max_context_tokens:
+            raise PromptTooLong(name, needed, self._limits.max_context_tokens)
 
     def _sampling(self, params: pb.SamplingParams, prompt_len: int) -> SamplingParams:
         room = max(1, self._limits.max_context_tokens - prompt_len)

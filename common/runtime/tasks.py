@@ -44,6 +44,31 @@ async def make_in_thread(make: Callable[[], Made], unmake: Callable[[Made], obje
         raise
 
 
+class SideWork:
+    """Runs blocking work on other threads, so much of it at a time; the rest waits in order of arrival.
+
+    Ownership: event loop only; the threads are those of the loop's default executor.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._places = asyncio.Semaphore(limit)
+
+    async def run(self, work: Callable[[], Made]) -> Made:
+        """Return what `work` returns.
+
+        When cancelled, this ends at once; work that has begun goes on for nobody, and keeps its place.
+        """
+        await self._places.acquire()
+        doing = asyncio.get_running_loop().run_in_executor(None, run_to_end, work)
+        doing.add_done_callback(self._ended)
+        return await asyncio.shield(doing)
+
+    def _ended(self, done: asyncio.Future[Any]) -> None:
+        self._places.release()
+        if not done.cancelled():
+            done.exception()  # else it would be logged as never looked at
+
+
 def run_to_end(work: Callable[Given, Made], *args: Given.args, **kwargs: Given.kwargs) -> Made:
     """Return what `work` returns; for code that runs on a thread while a future of the event loop waits.
 

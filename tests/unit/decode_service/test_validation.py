@@ -184,6 +184,54 @@ def test_what_can_never_fit_is_refused_with_the_numbers(num_tokens: int) -> None
     assert (refusal.value.needed, refusal.value.limit) == (num_tokens + 31, 100)
 
 
+@pytest.mark.parametrize(
+    ("request_", "numbers"),
+    [
+        (pb.GenerateRequest(text="x" * 501), ("prompt characters", 501, 500)),
+        (
+            pb.GenerateRequest(
+                chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="x" * 251)] * 2)
+            ),
+            ("prompt characters", 502, 500),
+        ),
+        (
+            pb.GenerateRequest(chat=pb.ChatPrompt(messages=[pb.ChatMessage()] * 101)),
+            ("chat messages", 101, 100),
+        ),
+        (pb.GenerateRequest(tokens=pb.TokenPrompt(token_ids=[5] * 101)), ("context tokens", 101, 100)),
+    ],
+    ids=["text", "chat", "messages", "tokens"],
+)
+def test_a_prompt_that_can_never_fit_is_refused_as_it_came(
+    request_: pb.GenerateRequest, numbers: tuple[str, int, int]
+) -> None:
+    """Before it is tokenized, rendered or copied; five characters are the longest token here."""
+    with pytest.raises(PromptTooLong) as refusal:
+        read(request_)
+
+    assert (refusal.value.limit_name, refusal.value.needed, refusal.value.limit) == numbers
+
+
+@pytest.mark.parametrize(
+    ("request_", "is_long"),
+    [
+        (pb.GenerateRequest(text="x" * 3900), False),
+        (pb.GenerateRequest(text="x" * 4001), True),
+        (pb.GenerateRequest(chat=pb.ChatPrompt(messages=[pb.ChatMessage(content="x" * 4001)])), True),
+        (pb.GenerateRequest(chat=pb.ChatPrompt(messages=[pb.ChatMessage()] * 2001)), True),
+        (pb.GenerateRequest(tokens=pb.TokenPrompt(token_ids=[1000] * 8192)), False),
+        (pb.GenerateRequest(tokens=pb.TokenPrompt(token_ids=[1000] * 40_000)), True),
+        (ask(stop=["x"] * 40_000), True),
+    ],
+    ids=["text", "long text", "long chat", "many messages", "tokens", "many tokens", "many stops"],
+)
+def test_a_request_that_takes_long_to_read_is_told_by_its_size(
+    request_: pb.GenerateRequest, is_long: bool
+) -> None:
+    """So that whoever reads it does not do so on the event loop."""
+    assert RequestReader(TOKENIZER, LIMITS).is_long(request_) is is_long
+
+
 def test_what_fits_exactly_is_taken() -> None:
     """The limit itself is allowed."""
     request = pb.GenerateRequest(

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-from common.runtime.tasks import first_end, make_in_thread, run_to_end
+from common.runtime.tasks import SideWork, first_end, make_in_thread, run_to_end
 
 LONG_S = 20.0
 """Longest time a thread of a test may take; it takes microseconds."""
@@ -171,3 +171,68 @@ def test_what_work_returns_or_raises_passes_the_door() -> None:
     assert run_to_end(divmod, 7, 2) == (3, 1)
     with pytest.raises(KeyError, match="reason"):
         run_to_end(fails)
+
+
+class Held:
+    """Work that waits on its thread until it is let go."""
+
+    def __init__(self, side: SideWork) -> None:
+        self.begun, self._may_go, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
+
+        def work() -> int:
+            loop.call_soon_threadsafe(self.begun.set)
+            assert self._may_go.wait(LONG_S)
+            return threading.get_ident()
+
+        self.task = asyncio.create_task(side.run(work))
+
+    def let_go(self) -> None:
+        """Let the work end."""
+        self._may_go.set()
+
+
+async def test_side_work_is_done_on_another_thread_while_the_loop_goes_on() -> None:
+    """And its value or error comes back."""
+    held = Held(SideWork(2))
+    await held.begun.wait()
+    held.let_go()
+
+    assert await held.task != threading.get_ident()
+    with pytest.raises(ZeroDivisionError):
+        await SideWork(2).run(lambda: 7 // 0)
+
+
+async def test_side_work_beyond_the_limit_waits_for_a_place() -> None:
+    """In order of arrival; who stops waiting leaves nothing behind."""
+    side = SideWork(2)
+    works = [Held(side) for _ in range(4)]
+    await works[0].begun.wait()
+    await works[1].begun.wait()
+    assert not works[2].begun.is_set()
+
+    works[2].task.cancel()
+    works[0].let_go()
+    await works[3].begun.wait()
+
+    for held in works:
+        held.let_go()
+    await asyncio.wait([held.task for held in works])
+    assert not works[2].begun.is_set()
+
+
+async def test_cancelled_side_work_keeps_its_place_until_its_thread_has_ended() -> None:
+    """A thread cannot be stopped; who cancels does not wait, and cannot start more than the limit."""
+    side = SideWork(1)
+    gone, waiting = Held(side), Held(side)
+    await gone.begun.wait()
+
+    gone.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone.task
+    await asyncio.sleep(0)
+    assert not waiting.begun.is_set()
+    gone.let_go()
+
+    await waiting.begun.wait()
+    waiting.let_go()
+    await waiting.task
