@@ -39,7 +39,9 @@ class PrefillConfig:
     """Seconds of silence after which a connected peer counts as lost; pings go every half second."""
 
     credit_wait_s: float = 30.0
-    """Seconds a prompt larger than its slot waits for room; decode gives it back within milliseconds."""
+    """Seconds for which a prompt larger than its slot waits for room, all waits together; decode gives it back
+    within milliseconds.
+    """
 
     threads: int = 0
     """CPU threads of the engine; 0 takes the cores of the host divided by its two services."""

@@ -60,7 +60,7 @@ class Shape:
             "max_span_bytes": 48 << 10,
             "max_prompt_tokens": 1024,
             "silence_limit_s": self.silence_limit_s,
-            "credit_wait_s": 0.7,
+            "credit_wait_s": 2.0,
             "threads": 1,
             "grace_s": self.grace_s,
         }
