@@ -39,8 +39,8 @@ class PrefillConfig:
     """Seconds of silence after which a connected peer counts as lost; pings go every half second."""
 
     credit_wait_s: float = 30.0
-    """Seconds for which a prompt larger than its slot waits for room, all waits together; decode gives it back
-    within milliseconds.
+    """Seconds a prompt larger than its slot waits for room, all waits together; decode gives it back within
+    milliseconds.
     """
 
     threads: int = 0
