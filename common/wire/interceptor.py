@@ -96,6 +96,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
         async def wrapped(request: object, context: Context) -> None:
             async with self._failing(context, method), aclosing(answer(request, context)) as responses:
+                await _begin(context)
                 async for response in responses:
                     await context.write(response)
 
@@ -104,6 +105,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     def _wrap_writer(self, behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
         async def wrapped(request: object, context: Context) -> None:
             async with self._failing(context, method):
+                await _begin(context)
                 await behavior(_decoded(request), context)
 
         return wrapped
@@ -133,6 +135,15 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         except Exception as error:
             logger.exception("call.broken", extra=log_fields(method=method))
             await abort(context, error)
+
+
+async def _begin(context: Context) -> None:
+    """Send the headers by themselves.
+
+    They would else go with the first message, and be forgotten by grpc when that write is cancelled: a status
+    would then be sent with headers a second time, which fails, and the client would wait for ever.
+    """
+    await context.send_initial_metadata(())
 
 
 def _parser(handler: MethodHandler) -> decoding.Deserializer | None:

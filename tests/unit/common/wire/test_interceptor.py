@@ -219,3 +219,31 @@ async def test_bytes_that_are_no_message_of_a_stream_end_it_with_a_reason() -> N
     assert isinstance(error, RemoteFailure)
     assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "PROTOCOL_VIOLATION_REMOTE")
     assert "64 bytes" in error.message
+
+
+class HastyDecode(decode_pb2_grpc.DecodeServiceServicer):
+    """A decode service that gives up its first write and raises, as a session does whose other half broke."""
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # noqa: N802
+        """Begin to write, stop that, and raise."""
+        writing = asyncio.create_task(context.write(pb.GenerateResponse(text="first")))
+        await asyncio.sleep(0)
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        raise errors.ChecksumMismatch(4, "aa", "bb")
+
+
+async def test_client_gets_a_status_when_the_first_write_was_given_up() -> None:
+    """The library forgets then that the headers are sent, and a second time they cannot be."""
+    async with make_server([DECODE_SERVICE]) as server:
+        decode_pb2_grpc.add_DecodeServiceServicer_to_server(HastyDecode(), server.grpc)
+        address = server.listen("127.0.0.1:0")
+        await server.start()
+        async with make_channel(address) as channel, asyncio.timeout(30):
+            call = decode_pb2_grpc.DecodeServiceStub(channel).Generate(pb.GenerateRequest())
+            with pytest.raises(grpc.RpcError) as caught:
+                _ = [response async for response in call]
+
+    error = from_rpc_error(caught.value)
+    assert isinstance(error, RemoteFailure)
+    assert error.reason == "KV_CHECKSUM"
