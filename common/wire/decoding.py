@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -29,16 +29,20 @@ class Undecodable:
 
 def of_request(parse: Deserializer | None) -> Deserializer | None:
     """Return a parser of the one request of a call: it returns `Undecodable` for bytes that are none."""
-    if parse is None:
-        return None
 
-    def parsed(data: bytes) -> Any:
-        try:
-            return parse(data)
-        except (DecodeError, UnicodeDecodeError) as error:
-            return Undecodable(InvalidRequest([Violation("request", f"{len(data)} bytes: {error}")]))
+    def refused(data: bytes, error: ValueError | DecodeError) -> Undecodable:
+        return Undecodable(InvalidRequest([Violation("request", f"{len(data)} bytes: {error}")]))
 
-    return parsed
+    return _guarded(parse, refused)
+
+
+def of_stream(parse: Deserializer | None) -> Deserializer | None:
+    """Return a parser of the requests of a stream: it raises `RemoteProtocolError` for other bytes."""
+
+    def refused(data: bytes, error: ValueError | DecodeError) -> NoReturn:
+        raise RemoteProtocolError(f"a message of {len(data)} bytes cannot be read: {error}") from error
+
+    return _guarded(parse, refused)
 
 
 def require_readable(response: Response | None) -> Response:
@@ -48,8 +52,10 @@ def require_readable(response: Response | None) -> Response:
     return response
 
 
-def of_stream(parse: Deserializer | None) -> Deserializer | None:
-    """Return a parser of the requests of a stream: it raises `RemoteProtocolError` for other bytes."""
+def _guarded(
+    parse: Deserializer | None, refused: Callable[[bytes, ValueError | DecodeError], object]
+) -> Deserializer | None:
+    """Return the parser with `refused` in the place of what it raises; a method may have none."""
     if parse is None:
         return None
 
@@ -57,6 +63,6 @@ def of_stream(parse: Deserializer | None) -> Deserializer | None:
         try:
             return parse(data)
         except (DecodeError, UnicodeDecodeError) as error:
-            raise RemoteProtocolError(f"a message of {len(data)} bytes cannot be read: {error}") from error
+            return refused(data, error)
 
     return parsed

@@ -32,6 +32,7 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from grpc_status import rpc_status  # type: ignore[import-untyped]
 
 from common import errors
+from common.excerpt import excerpt
 from common.wire.failure import DOMAIN, RemoteFailure
 
 MAX_MESSAGE_BYTES = 1024
@@ -209,8 +210,7 @@ def _fit_facts(facts: Mapping[str, str]) -> dict[str, str]:
 
 def _cut(value: str) -> str:
     """Return a text of at most MAX_FACT_CHARS characters that protobuf can carry."""
-    clean = value.encode(errors="replace").decode()
-    return clean if len(clean) <= MAX_FACT_CHARS else clean[: MAX_FACT_CHARS - 1] + "…"
+    return excerpt(value.encode(errors="replace").decode(), MAX_FACT_CHARS)
 
 
 def _fit_message(message: str) -> str:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from common.errors import NegotiationError
+from common.excerpt import excerpt
 from common.kv.spans import SPAN_LAYOUT
 from common.session.messages import Hello, SlabHandle
 from common.session.negotiation import ABSENT, PrefillOffer, compared_fields, negotiate
@@ -123,7 +125,7 @@ def table_lines(rows: Sequence[Row]) -> list[str]:
     """Return the rows under a head, in columns."""
     cells = [("field", "decode", "prefill", "ok")]
     for row in rows:
-        cut = _cut if row.is_ok else str
+        cut = partial(excerpt, limit=SHOWN_CHARACTERS) if row.is_ok else str
         cells.append(
             (row.field, cut(row.decode_value), cut(row.prefill_value), "ok" if row.is_ok else "DIFFERS")
         )
@@ -146,10 +148,6 @@ def _refused_fields(hello: Hello, offer: PrefillOffer) -> frozenset[str]:
     except NegotiationError as error:
         return frozenset(difference.field for difference in error.differences)
     return frozenset()
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"
 
 
 CHECK = Command("check", "compare a decode and a prefill service field by field", _add_arguments, _run)
