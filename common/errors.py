@@ -14,7 +14,7 @@
         StaleGeneration  SpanOutOfRange  SpanOverlap  ChecksumMismatch
         CoverageIncomplete  TotalsMismatch  LogitsInvalid  PrefillFailed
       PeerError                    the other service is gone or late; try again
-        PeerLost  PeerUnavailable  PrefillEngineFailed  LeaseExpired  Draining
+        PeerLost  PeerUnavailable  PrefillEngineFailed  LeaseExpired  ShuttingDown
       RequestError                 the client must change the request
         InvalidRequest  PromptTooLong  UnknownModel  Cancelled  DeadlineExceeded
       EngineError                  the compute engine failed
@@ -370,10 +370,10 @@ class LeaseExpired(PeerError):
     code = "LEASE_EXPIRED"
 
 
-class Draining(PeerError):
+class ShuttingDown(PeerError):
     """This service is shutting down and takes no new work."""
 
-    code = "DRAINING"
+    code = "SHUTTING_DOWN"
     blame = Blame.LOCAL
 
 

@@ -2,7 +2,7 @@
 
 Theory of operation: the model is loaded and refused or accepted before anything else is allocated. Health is
 SERVING while a prompt can be computed: with prefill services configured that needs an open session. SIGTERM
-drains: NOT_SERVING first, new requests are refused, running ones may end within the grace.
+shuts down: NOT_SERVING first, new requests are refused, running ones may end within the grace.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from common.slab.segment import SlabSegment, sweep
 from common.telemetry.journal import open_journal
 from common.telemetry.logging import log_fields
 from common.wire.server import Server, make_server
-from decode_service.admission import Admission
-from decode_service.backends.torch_backend import TorchBackend
+from decode_service.api.servicer import DecodeServicer
+from decode_service.api.status import Facts, Reporter, Sources
+from decode_service.api.validation import RequestLimits, RequestReader
+from decode_service.cache.admission import Admission
 from decode_service.cache.cache import KVCache
 from decode_service.cache.spec import pool_pages
 from decode_service.cache.storage import PagedStorage
 from decode_service.config import DecodeConfig
 from decode_service.core import DecodeCore, LossPolicy, Owners
-from decode_service.importer import Importer
-from decode_service.journaling import DecodeJournal
-from decode_service.local_prefill import LocalEngine
-from decode_service.peer_session import PeerSession, SessionContext
-from decode_service.prefill_client import PeerConfig, PrefillPeer
-from decode_service.reporting import Facts, Reporter, Sources
+from decode_service.generate.backends.torch_backend import TorchBackend
+from decode_service.generate.step_loop import StepLoop
+from decode_service.prefill.importer import Importer
+from decode_service.prefill.journaling import DecodeJournal
+from decode_service.prefill.local_prefill import LocalEngine
+from decode_service.prefill.peer_session import PeerSession, SessionContext
+from decode_service.prefill.prefill_client import PeerConfig, PrefillPeer
+from decode_service.prefill.routing import Router
 from decode_service.request import Route
-from decode_service.routing import Router
-from decode_service.servicer import DecodeServicer
-from decode_service.step_loop import StepLoop
-from decode_service.validation import RequestLimits, RequestReader
 from kvspan.v1 import decode_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ async def serve(config: DecodeConfig, on_ready: Callable[[str], None]) -> None:
     with Lifecycle() as lifecycle:
         lifecycle.before_exit(service.remove_files)
         on_ready(await service.start())
-        await service.run_until(lifecycle.drain)
+        await service.run_until(lifecycle.ending)
 
 
 def load(config: DecodeConfig) -> Loaded:
@@ -191,9 +191,9 @@ class DecodeService:
         for peer in self._peers:
             peer.unlink_slab()
 
-    async def run_until(self, drain: asyncio.Event) -> None:
-        """Serve until `drain` is set or an invariant breaks, then stop."""
-        waiting = asyncio.create_task(drain.wait())
+    async def run_until(self, ending: asyncio.Event) -> None:
+        """Serve until `ending` is set or an invariant breaks, then stop."""
+        waiting = asyncio.create_task(ending.wait())
         ends: set[asyncio.Future[Any]] = {waiting, self._broken, *self._peer_tasks}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -202,12 +202,12 @@ class DecodeService:
             self._broken.result()
 
     async def stop(self) -> None:
-        """Drain, then end requests, sessions and threads."""
+        """Shut down: refuse what comes, then end requests, sessions and threads."""
         assert self._server is not None
         assert self._servicer is not None
-        self._core.drain()
-        await self._server.drain()
-        logger.info("service.draining", extra=log_fields(requests=self._core.counts.live))
+        self._core.shut_down()
+        await self._server.shut_down()
+        logger.info("service.shutting_down", extra=log_fields(requests=self._core.counts.live))
         is_idle = await self._core.wait_idle(self._config.grace_s)
         if not is_idle:
             self._servicer.cut()

@@ -20,27 +20,27 @@ from random import Random
 
 from common.errors import (
     Cancelled,
-    Draining,
     InvariantViolation,
     KVSpanError,
     PeerLost,
     PeerUnavailable,
     PrefillEngineFailed,
+    ShuttingDown,
 )
 from common.model.text import Tokenizer
 from common.runtime.clock import Clock
 from common.telemetry.logging import log_fields
 from common.telemetry.timeline import Timeline
-from decode_service.admission import Admission, Grant, SlotSource, Ticket
-from decode_service.generation import Generation, TokenEvent
-from decode_service.journaling import DecodeJournal
-from decode_service.peer_session import PeerSession
+from decode_service.cache.admission import Admission, Grant, SlotSource, Ticket
+from decode_service.cache.reservation import Holder
+from decode_service.generate.answer import Answer, TokenEvent
+from decode_service.generate.sequence import Sequence
+from decode_service.generate.step_loop import StepLoop
+from decode_service.prefill.journaling import DecodeJournal
+from decode_service.prefill.peer_session import PeerSession
+from decode_service.prefill.routing import Router
 from decode_service.publication import publish
-from decode_service.request import GenerationRequest, Route
-from decode_service.reservation import Holder
-from decode_service.routing import Router
-from decode_service.sequence import Sequence
-from decode_service.step_loop import StepLoop
+from decode_service.request import Request, Route
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class DecodeCore:
     def __init__(self, owners: Owners) -> None:
         self._owners = owners
         self._counts = RequestCounts()
-        self._is_draining = False
+        self._is_shutting_down = False
         self._idle = asyncio.Event()
         self._idle.set()
         # Invariant: set exactly while no request is live.
@@ -137,9 +137,9 @@ class DecodeCore:
         self._counts.submitted += 1
         self._counts.refused += 1
 
-    def drain(self) -> None:
+    def shut_down(self) -> None:
         """Refuse new requests from now on."""
-        self._is_draining = True
+        self._is_shutting_down = True
 
     async def wait_idle(self, limit_s: float) -> bool:
         """Wait until no request is live, at most `limit_s` seconds; tell whether that came true."""
@@ -150,9 +150,7 @@ class DecodeCore:
             return False
         return True
 
-    async def generate(
-        self, request: GenerationRequest, timeline: Timeline
-    ) -> AsyncGenerator[list[TokenEvent]]:
+    async def generate(self, request: Request, timeline: Timeline) -> AsyncGenerator[list[TokenEvent]]:
         """Yield the tokens of a request as they come, at least one at a time.
 
         Raises: the error that ended it. Nothing stays held when this ends, but what cannot be taken back
@@ -175,10 +173,10 @@ class DecodeCore:
         finally:
             self._leave(request, outcome)
 
-    async def _run(self, request: GenerationRequest, timeline: Timeline) -> AsyncGenerator[list[TokenEvent]]:
+    async def _run(self, request: Request, timeline: Timeline) -> AsyncGenerator[list[TokenEvent]]:
         """Publish one request and decode it."""
-        if self._is_draining:
-            raise Draining("the decode service is shutting down")
+        if self._is_shutting_down:
+            raise ShuttingDown("the decode service is shutting down")
         request = self._owners.router.resolve(request)
         sequence = await self._publish_somewhere(request, timeline)
         try:
@@ -189,7 +187,7 @@ class DecodeCore:
         finally:
             sequence.is_cancelled = True
 
-    async def _publish_somewhere(self, request: GenerationRequest, timeline: Timeline) -> Sequence:
+    async def _publish_somewhere(self, request: Request, timeline: Timeline) -> Sequence:
         """Compute and publish a prompt; again, as the policy says, when its prefill service is lost.
 
         Nothing of a lost attempt was published, so no client can have seen a token of it.
@@ -207,8 +205,8 @@ class DecodeCore:
             timeline.spans.clear()
 
     async def _after_loss(
-        self, request: GenerationRequest, attempt: int, error: KVSpanError, *, was_granted: bool
-    ) -> GenerationRequest:
+        self, request: Request, attempt: int, error: KVSpanError, *, was_granted: bool
+    ) -> Request:
         """Return the request to try next; raises the error when the policy or the bound says so."""
         policy = self._owners.loss_policy
         was_never_started = isinstance(error, PeerUnavailable) and attempt == 1 and not was_granted
@@ -226,7 +224,7 @@ class DecodeCore:
         return request
 
     async def _attempt(
-        self, request: GenerationRequest, session: PeerSession | None, timeline: Timeline, *, is_retry: bool
+        self, request: Request, session: PeerSession | None, timeline: Timeline, *, is_retry: bool
     ) -> Sequence:
         """Admit, prefill and publish once."""
         timeline.is_local = request.route is Route.LOCAL
@@ -238,9 +236,7 @@ class DecodeCore:
             grant.reservation.drop(Holder.CLIENT)
             raise
 
-    async def _admit(
-        self, request: GenerationRequest, session: PeerSession | None, *, is_retry: bool
-    ) -> Grant:
+    async def _admit(self, request: Request, session: PeerSession | None, *, is_retry: bool) -> Grant:
         """Wait for pages, lane and slot; a retry is first in the queue, which it was in before."""
         granted: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
         ticket = self._ticket(request, session, granted)
@@ -254,14 +250,14 @@ class DecodeCore:
             raise
 
     async def _prefill(
-        self, request: GenerationRequest, session: PeerSession | None, grant: Grant, timeline: Timeline
+        self, request: Request, session: PeerSession | None, grant: Grant, timeline: Timeline
     ) -> Sequence:
         """Compute the prompt where it was asked for, and publish it."""
         prefill = self._owners.router.begin(request, session, grant, timeline)
         self._counts.prompts_local += session is None
         self._counts.prompts_remote += session is not None
         try:
-            generation = Generation(request, self._owners.tokenizer, self._owners.rng)
+            generation = Answer(request, self._owners.tokenizer, self._owners.rng)
             await prefill.wait()
             sequence = publish(
                 grant.reservation,
@@ -288,7 +284,7 @@ class DecodeCore:
                 return
 
     def _ticket(
-        self, request: GenerationRequest, session: PeerSession | None, granted: asyncio.Future[Grant]
+        self, request: Request, session: PeerSession | None, granted: asyncio.Future[Grant]
     ) -> Ticket:
         slots: SlotSource | None = session
         return Ticket(
@@ -310,7 +306,7 @@ class DecodeCore:
         else:
             granted.set_result(grant)
 
-    def _is_late(self, request: GenerationRequest, timeline: Timeline) -> bool:
+    def _is_late(self, request: Request, timeline: Timeline) -> bool:
         """Tell whether the time limit has passed, which is no wish of the client."""
         limit_s = request.time_limit_s - LATE_TOLERANCE_S
         return self._owners.clock.now_ns() - timeline.arrived_ns >= limit_s * 1e9
@@ -320,7 +316,7 @@ class DecodeCore:
         self._counts.live += 1
         self._idle.clear()
 
-    def _leave(self, request: GenerationRequest, outcome: str) -> None:
+    def _leave(self, request: Request, outcome: str) -> None:
         counts = self._counts
         counts.live -= 1
         counts.finished += outcome == "finished"

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from decode_service.generation import Generation
-from decode_service.reservation import Holder, Reservation
-from decode_service.sequence import Sequence
+from decode_service.cache.reservation import Holder, Reservation
+from decode_service.generate.answer import Answer
+from decode_service.generate.sequence import Sequence
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +39,7 @@ class FinishedPrefill(Protocol):
 def publish(
     reservation: Reservation,
     prefill: FinishedPrefill,
-    generation: Generation,
+    generation: Answer,
     prompt_len: int,
     on_published: Callable[[Reservation], None] = lambda _: None,
 ) -> Sequence:

@@ -1,7 +1,7 @@
 """The composition root of the prefill service: opens everything, serves, closes everything.
 
-Theory of operation: the model is loaded and refused or accepted before anything else is allocated. SIGTERM
-drains: health says NOT_SERVING, no new session or job is taken, queued and running jobs may end within the
+Theory of operation: the model is loaded and refused or accepted before anything else is allocated. Upon
+SIGTERM health says NOT_SERVING, no new session or job is taken, queued and running jobs may end within the
 grace, each peer leaves when it has heard how its own ended or is cut off, and the engine's thread ends.
 """
 
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 SERVICE_NAME = "kvspan.v1.PrefillService"
 
 LAST_WORDS_S = 2.0
-"""How long a drained service may take to say what its sessions still have to hear."""
+"""How long a service that shuts down may take to say what its sessions still have to hear."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ async def serve(config: PrefillConfig, on_ready: Callable[[str], None]) -> None:
     with Lifecycle() as lifecycle:
         lifecycle.before_exit(service.remove_files)
         on_ready(await service.start())
-        await service.run_until(lifecycle.drain)
+        await service.run_until(lifecycle.ending)
 
 
 def load(config: PrefillConfig) -> Loaded:
@@ -140,10 +140,10 @@ class PrefillService:
         if self._server is not None:
             self._server.remove_sockets()
 
-    async def run_until(self, drain: asyncio.Event) -> None:
-        """Serve until `drain` is set or the engine loop breaks, then stop."""
+    async def run_until(self, ending: asyncio.Event) -> None:
+        """Serve until `ending` is set or the engine loop breaks, then stop."""
         assert self._engine_task is not None
-        waiting = asyncio.create_task(drain.wait())
+        waiting = asyncio.create_task(ending.wait())
         ends: set[asyncio.Future[Any]] = {waiting, self._engine_task, self._broken}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -157,12 +157,12 @@ class PrefillService:
             self._broken.set_exception(error)
 
     async def stop(self) -> None:
-        """Drain, then end streams, engine and server; raises what broke the engine loop."""
+        """Refuse what comes, then end streams, engine and server; raises what broke the engine loop."""
         assert self._server is not None
         assert self._engine_task is not None
-        self._servicer.drain()
-        await self._server.drain()
-        logger.info("service.draining", extra=log_fields(peers=len(self._servicer.peers)))
+        self._servicer.shut_down()
+        await self._server.shut_down()
+        logger.info("service.shutting_down", extra=log_fields(peers=len(self._servicer.peers)))
         if await self._engine_loop.wait_idle(self._config.grace_s):
             await self._servicer.wait_left(LAST_WORDS_S)
         await self._servicer.end_streams(LAST_WORDS_S)

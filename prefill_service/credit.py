@@ -1,16 +1,16 @@
-"""The bytes of a slot smaller than its prompt's KV: which are being filled, which are told, which are free.
+"""The bytes of a slot smaller than its prompt's KV: which are being filled, which are sealed, which are free.
 
-Theory of operation: every group has its share of the slot (`common/kv/window.py`). A span goes
+Theory of operation: every group has its share of the slot (`common/kv/ring.py`). A span goes
 
-    free --open--> open (one per group) --told--> told --release--> free
+    free --open--> open (one per group) --seal--> sealed --release--> free
 
 and `open` waits until its share has room. Only decode's `ReleaseSpan` makes room, and the one engine serves
 all sessions, so all waits of a job together have one bound: `wait_s`, longer in proportion to the bytes that
 came back. A bound for each span would let a decode that gives one back just before it hold the engine for as
 long as the job has spans. At the bound, or when the job is stopped, the wait ends: an error, never a drop,
-never a wait for ever (rule 9). Bytes of a told span are given to nobody before its release (rule 5).
+never a wait for ever (rule 9). Bytes of a sealed span are given to nobody before its release (rule 5).
 
-Ownership: one per job whose slot is a window. `open` and `told` are called on the engine's thread, `release`
+Ownership: one per job whose slot is a ring. `open` and `sealed` are called on the engine's thread, `release`
 and `wake` on the event loop; one lock protects everything, and is never held while bytes are copied.
 Not here: which releases are credible (`common/session/prefill_side.py`).
 """
@@ -40,20 +40,20 @@ class CreditTerms:
     """Longest wait of the job, all its spans together; as much again for each `BYTES_PER_WAIT` released."""
 
     stop: threading.Event
-    """The job's; whoever sets it calls `CreditWindow.wake`."""
+    """The job's; whoever sets it calls `CreditRing.wake`."""
 
     clock: Clock
 
 
 @dataclass(frozen=True, slots=True)
 class CreditStatistics:
-    """How a window is used now."""
+    """How a ring is used now."""
 
     num_open: int
     """Spans being filled; at most one per group."""
 
-    num_told: int
-    """Spans told and not released."""
+    num_sealed: int
+    """Spans sealed and not released."""
 
     held_bytes: int
     """Of both."""
@@ -64,7 +64,7 @@ class CreditStatistics:
     """Spans that found no room at first, since the start."""
 
 
-class CreditWindow:
+class CreditRing:
     """Gives the spans of one job their bytes."""
 
     def __init__(self, shares: tuple[Range, ...], terms: CreditTerms) -> None:
@@ -75,8 +75,8 @@ class CreditWindow:
         self._shares = tuple(SlotAllocator(share, PART_ALIGNMENT) for share in shares)
         self._open: dict[int, Slot] = {}
         # Invariant: keys are group indices; the span of the group that is being filled.
-        self._told: dict[int, tuple[int, Slot]] = {}
-        # Invariant: group and bytes, by sequence, of each span told and not released.
+        self._sealed: dict[int, tuple[int, Slot]] = {}
+        # Invariant: group and bytes, by sequence, of each span sealed and not released.
         self._num_waits = 0
         self._waited_ns = 0
         # Invariant: what all waits took, the present one up to its last look at the clock.
@@ -91,7 +91,7 @@ class CreditWindow:
         share = self._shares[planned.group_index]
         with self._changed:
             if planned.group_index in self._open:
-                raise InvariantViolation(f"group {planned.group_index} has a span that is not told")
+                raise InvariantViolation(f"group {planned.group_index} has a span that is not sealed")
             if not share.can_lease(planned.length):
                 self._num_waits += 1
                 self._wait_for_room(share, planned)
@@ -99,20 +99,20 @@ class CreditWindow:
             self._open[planned.group_index] = slot
             return slot.offset
 
-    def told(self, sequence: int, planned: PlannedSpan) -> None:
+    def sealed(self, sequence: int, planned: PlannedSpan) -> None:
         """The open span of a group is final; call it before anybody can hear of the span."""
         with self._changed:
-            self._told[sequence] = (planned.group_index, self._open.pop(planned.group_index))
+            self._sealed[sequence] = (planned.group_index, self._open.pop(planned.group_index))
 
     def release(self, sequence: int) -> None:
-        """Take the bytes of a told span back, and wake whoever waits for room.
+        """Take the bytes of a sealed span back, and wake whoever waits for room.
 
-        Raises: `InvariantViolation` when no such span is told and not released; nothing changed.
+        Raises: `InvariantViolation` when no such span is sealed and not released; nothing changed.
         """
         with self._changed:
-            if sequence not in self._told:
-                raise InvariantViolation(f"span {sequence} is not told or is released already")
-            group_index, slot = self._told.pop(sequence)
+            if sequence not in self._sealed:
+                raise InvariantViolation(f"span {sequence} is not sealed or is released already")
+            group_index, slot = self._sealed.pop(sequence)
             self._released_bytes += len(slot.extent)
             self._shares[group_index].release(slot)
             self._changed.notify_all()
@@ -123,12 +123,12 @@ class CreditWindow:
             self._changed.notify_all()
 
     def statistics(self) -> CreditStatistics:
-        """Return how the window is used now."""
+        """Return how the ring is used now."""
         with self._changed:
             shares = [share.statistics() for share in self._shares]
             return CreditStatistics(
                 num_open=len(self._open),
-                num_told=len(self._told),
+                num_sealed=len(self._sealed),
                 held_bytes=sum(share.leased_bytes for share in shares),
                 free_bytes=sum(share.free_bytes for share in shares),
                 num_waits=self._num_waits,
@@ -139,10 +139,12 @@ class CreditWindow:
         with self._changed:
             for group_index, share in enumerate(self._shares):
                 share.check_integrity()
-                told = sum(group == group_index for group, _ in self._told.values())
+                sealed = sum(group == group_index for group, _ in self._sealed.values())
                 leased = share.statistics().num_leased
-                if leased != told + (group_index in self._open):
-                    raise InvariantViolation(f"group {group_index} leases {leased} spans, {told} are told")
+                if leased != sealed + (group_index in self._open):
+                    raise InvariantViolation(
+                        f"group {group_index} leases {leased} spans, {sealed} are sealed"
+                    )
 
     def _wait_for_room(self, share: SlotAllocator, planned: PlannedSpan) -> None:
         """Return once the share has room for the span; the lock is held before and after."""
@@ -167,7 +169,7 @@ class CreditWindow:
 
     def _problem(self, planned: PlannedSpan) -> str:
         group = planned.group_index
-        told = sum(told_group == group for told_group, _ in self._told.values())
+        sealed = sum(sealed_group == group for sealed_group, _ in self._sealed.values())
         wanted = f"{planned.length} bytes of group {group}"
         bound = f"{round(self._bound_ns() / 1e9, 1):g} s"
-        return f"no credit for {wanted} within {bound} ({told} spans told and not released)"
+        return f"no credit for {wanted} within {bound} ({sealed} spans sealed and not released)"

@@ -1,7 +1,7 @@
 """One decode service as the prefill service sees it: carries out what the session machine decides.
 
 Theory of operation: messages in, actions out, one stream. Everything here runs on the event loop but
-`_tell_from_engine`, which the engine's thread calls. The peer outlives its stream by as long as the engine
+`_seal_from_engine`, which the engine's thread calls. The peer outlives its stream by as long as the engine
 still writes into its slab: the memory is unmapped on `SlabIdle`, never earlier (rule 4).
 
 Ownership: made by the servicer per stream; owns the mapping of the slab, the timers of its jobs and the
@@ -99,15 +99,15 @@ class DecodePeer:
         return self._session.statistics()
 
     def credit_statistics(self) -> tuple[CreditStatistics, ...]:
-        """Return how the windows of the jobs that have one are used now."""
-        return tuple(job.window.statistics() for job in self._jobs.values() if job.window)
+        """Return how the rings of the jobs that have one are used now."""
+        return tuple(job.ring.statistics() for job in self._jobs.values() if job.ring)
 
     def check_integrity(self) -> None:
-        """Raise `InvariantViolation` when the session or a window contradicts itself."""
+        """Raise `InvariantViolation` when the session or a ring contradicts itself."""
         self._session.check_integrity()
         for job in self._jobs.values():
-            if job.window is not None:
-                job.window.check_integrity()
+            if job.ring is not None:
+                job.ring.check_integrity()
 
     async def wait_heard(self) -> None:
         """Wait until the peer has taken enough of what was said; one that does not read is not heard."""
@@ -143,9 +143,9 @@ class DecodePeer:
         self._was_taken.set()
         return message
 
-    def drain(self) -> None:
+    def leave(self) -> None:
         """Refuse what is started from now on, and say so."""
-        self._carry_out(self._session.drain())
+        self._carry_out(self._session.leave())
 
     def end_stream(self) -> None:
         """Let the stream end once everything is said that waits to be said."""
@@ -175,11 +175,11 @@ class DecodePeer:
             actions = self._session.engine_failed(transfer_id, outcome)
         self._carry_out(actions)
 
-    def _tell_from_engine(self, span: Span) -> None:
+    def _seal_from_engine(self, span: Span) -> None:
         """Hand a final span to the event loop; on the engine's thread."""
-        self._loop.call_soon_threadsafe(self._tell, span)
+        self._loop.call_soon_threadsafe(self._seal, span)
 
-    def _tell(self, span: Span) -> None:
+    def _seal(self, span: Span) -> None:
         self._carry_out(self._session.span_written(span))
 
     def _carry_out(self, actions: Iterable[PrefillAction]) -> None:
@@ -204,7 +204,7 @@ class DecodePeer:
     def _enqueue(self, start: StartPrefill) -> None:
         assert self._slab is not None
         memory = self._slab.view(start.slot_offset, start.slot_size)
-        target = SlotTarget(start, memory, self._session.agreement.digest, self._tell_from_engine)
+        target = SlotTarget(start, memory, self._session.agreement.digest, self._seal_from_engine)
         job = Job(self._number, target, self._context.clock.now_ns(), self._context.credit_wait_s)
         self._jobs[start.transfer_id] = job
         timer = self._loop.call_later(start.time_limit_s, self._expire, start)

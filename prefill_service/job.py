@@ -1,8 +1,8 @@
 """One prompt to compute: what the engine's thread needs, and how the event loop reaches it meanwhile.
 
 Ownership: made on the event loop by `DecodePeer`, run once on the engine's thread, ended on the event loop.
-The engine's thread sets `window` before it tells the first span; `stop` is set before the window is looked
-for, and the window looks at `stop` before it waits: so no stop is missed.
+The engine's thread sets `ring` before it seals the first span; `stop` is set before the ring is looked
+for, and the ring looks at `stop` before it waits: so no stop is missed.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import threading
 from dataclasses import dataclass, field
 
 from common.kv.plan import SpanGranularity, SpanPlan, plan_spans
-from common.kv.window import window_shares
+from common.kv.ring import ring_shares
 from common.runtime.clock import Clock
 from common.session.messages import GroupTotals, SourceTimings, TransferMode
-from prefill_service.credit import CreditTerms, CreditWindow
+from prefill_service.credit import CreditRing, CreditTerms
 from prefill_service.engines.base import PrefillEngine
 from prefill_service.span_writer import SlotTarget, SpanWriter
 
@@ -43,7 +43,7 @@ class Job:
     stop: threading.Event = field(default_factory=threading.Event)
     """Set on the event loop, read on the engine's thread at every layer."""
 
-    window: CreditWindow | None = None
+    ring: CreditRing | None = None
     """Set on the engine's thread when the slot does not hold the whole KV."""
 
     @property
@@ -54,13 +54,13 @@ class Job:
     def give_up(self) -> None:
         """Make the engine end at its next layer, or at once when it waits for credit; on the event loop."""
         self.stop.set()
-        if self.window is not None:
-            self.window.wake()
+        if self.ring is not None:
+            self.ring.wake()
 
     def return_credit(self, sequence: int) -> None:
-        """Decode gave the bytes of a told span back; on the event loop."""
-        if self.window is not None:
-            self.window.release(sequence)
+        """Decode gave the bytes of a sealed span back; on the event loop."""
+        if self.ring is not None:
+            self.ring.release(sequence)
 
 
 def run_job(job: Job, engine: PrefillEngine, granularity: SpanGranularity, clock: Clock) -> JobResult:
@@ -74,8 +74,8 @@ def run_job(job: Job, engine: PrefillEngine, granularity: SpanGranularity, clock
     with job.target.memory:
         geometry = engine.describe().geometry
         plan = plan_spans(geometry, start.first_token, len(start.token_ids), granularity)
-        job.window = _make_window(job, plan, clock)
-        writer = SpanWriter(geometry, plan, job.target, clock, job.window)
+        job.ring = _make_ring(job, plan, clock)
+        writer = SpanWriter(geometry, plan, job.target, clock, job.ring)
         logits = engine.prefill(start.token_ids, start.first_token, writer, job.stop.is_set)
         ended_ns = clock.now_ns()
         totals = writer.finish()
@@ -83,13 +83,13 @@ def run_job(job: Job, engine: PrefillEngine, granularity: SpanGranularity, clock
     return JobResult(totals, logits.astype("<f4", copy=False).tobytes(), timings)
 
 
-def _make_window(job: Job, plan: SpanPlan, clock: Clock) -> CreditWindow | None:
+def _make_ring(job: Job, plan: SpanPlan, clock: Clock) -> CreditRing | None:
     """Return what gives the spans their bytes; None when no byte is used twice.
 
-    Raises: `SpanOutOfRange` when the slot is too small even for a window.
+    Raises: `SpanOutOfRange` when the slot is too small even for a ring.
     """
     start = job.target.start
     if start.mode is TransferMode.DEFERRED or plan.total_bytes <= len(job.target.memory):
         return None
-    shares = window_shares(plan, len(job.target.memory))
-    return CreditWindow(shares, CreditTerms(job.credit_wait_s, job.stop, clock))
+    shares = ring_shares(plan, len(job.target.memory))
+    return CreditRing(shares, CreditTerms(job.credit_wait_s, job.stop, clock))

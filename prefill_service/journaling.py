@@ -1,4 +1,4 @@
-"""What the prefill service writes into its journal: sessions, transfers and the spans it tells.
+"""What the prefill service writes into its journal: sessions, transfers and the spans it seals.
 
 Theory of operation: the session machine says what it decides and the adapter what it receives; each becomes
 a line before it is carried out, so that no message leaves before its line is written.
@@ -20,7 +20,7 @@ from common.session.messages import (
     PrefillDone,
     PrefillFailed,
     ReleaseSpan,
-    SpanTold,
+    SpanSealed,
     StartPrefill,
     Welcome,
 )
@@ -83,8 +83,8 @@ class PeerJournal:
         if not self._is_on:
             return
         match action:
-            case Send(SpanTold(span)):
-                self._record(Event.SPAN_TOLD, span_fields(span))
+            case Send(SpanSealed(span)):
+                self._record(Event.SPAN_SEALED, span_fields(span))
             case Send(Welcome() as welcome):
                 self._opened(welcome)
             case Enqueue(start):

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from common.errors import Draining, PeerLost
+from common.errors import PeerLost, ShuttingDown
 from common.runtime.silence import SilenceWatch
 from common.runtime.tasks import first_end
 from common.telemetry.logging import log_fields
@@ -36,18 +36,18 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
         self._next_number = 1
         self._streams: set[asyncio.Task[Any]] = set()
         # Invariant: the tasks of running Transfer calls.
-        self._is_draining = False
+        self._is_shutting_down = False
 
     async def GetCapabilities(  # noqa: N802 - name given by the contract
         self, request: pb.PrefillServiceGetCapabilitiesRequest, context: Context
     ) -> pb.PrefillServiceGetCapabilitiesResponse:
-        """Tell what this service is and can; decode asks before it makes a slab, so not while draining."""
-        self._refuse_when_draining()
+        """Tell what this service is and can; decode asks before it makes a slab, so not when it ends."""
+        self._refuse_when_shutting_down()
         return capabilities_to_proto(self._context.offer, linears=self._linears, num_threads=self._threads)
 
     async def Transfer(self, request_iterator: Any, context: Context) -> None:  # noqa: N802
         """Serve one session until either side ends it."""
-        self._refuse_when_draining()
+        self._refuse_when_shutting_down()
         peer = DecodePeer(self._next_number, self._context)
         self._next_number += 1
         self._peers[peer.number] = peer
@@ -72,11 +72,11 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
         """Peers whose slab is mapped or whose stream is open."""
         return tuple(self._peers.values())
 
-    def drain(self) -> None:
+    def shut_down(self) -> None:
         """Take no new session and no new job, and ask every peer to leave."""
-        self._is_draining = True
+        self._is_shutting_down = True
         for peer in self.peers:
-            peer.drain()
+            peer.leave()
 
     async def wait_left(self, limit_s: float) -> None:
         """Wait until every peer has heard how its jobs ended and left, at most `limit_s` seconds."""
@@ -89,9 +89,9 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
             peer.end_stream()
         await self.wait_left(limit_s)
 
-    def _refuse_when_draining(self) -> None:
-        if self._is_draining:
-            raise Draining("the prefill service is shutting down")
+    def _refuse_when_shutting_down(self) -> None:
+        if self._is_shutting_down:
+            raise ShuttingDown("the prefill service is shutting down")
 
     async def _read(self, peer: DecodePeer, context: Context, watch: SilenceWatch) -> None:
         """Feed the session until the peer half-closes."""

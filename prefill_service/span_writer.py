@@ -1,19 +1,19 @@
 """Packs finished KV into the slot of one transfer and says which spans are final.
 
 Theory of operation: the span plan fixes where every row goes, so a row is copied once, straight from the
-attention's output to its place. A slot smaller than the plan is a window, which gives a span its place when
+attention's output to its place. A slot smaller than the plan is a ring, which gives a span its place when
 its first layer is written and may wait for room then. The mode decides only *when*:
 
-    stream     copy when the layer is done, tell each span when its last layer is done
-    deferred   copy when the layer is done, tell everything in `finish`
-    whole      keep the arrays, copy and tell everything in `finish`; through a window, tell each when copied
+    stream     copy when the layer is done, seal each span when its last layer is done
+    deferred   copy when the layer is done, seal everything in `finish`
+    whole      keep the arrays, copy and seal everything in `finish`; through a ring, seal each when copied
 
 An engine must write every layer of every chunk once, in order; anything else fails the prompt at once. So a
-span is complete when its last layer is written, and one that is told is never written again (rule 5).
+span is complete when its last layer is written, and one that is sealed is never written again (rule 5).
 
 Ownership: one writer per job, used on the engine's thread. It writes into memory that the job owns.
 
-Not here: the cut into spans (`common/kv/plan.py`), room in a window (`credit.py`), the stream
+Not here: the cut into spans (`common/kv/plan.py`), room in a ring (`credit.py`), the stream
 (`servicer.py`).
 """
 
@@ -34,19 +34,19 @@ from common.kv.spans import Span, key_range, value_range
 from common.kv.writer import Rows
 from common.runtime.clock import Clock
 from common.session.messages import GroupTotals, StartPrefill, TransferMode
-from prefill_service.credit import CreditWindow
+from prefill_service.credit import CreditRing
 
 
 @dataclass(frozen=True, slots=True)
 class SlotTarget:
-    """Where a job's KV goes and how it is told."""
+    """Where a job's KV goes and how it is sealed."""
 
     start: StartPrefill
     memory: memoryview
     """The bytes of the slot, writable."""
 
     digest: DigestKind
-    tell: Callable[[Span], None]
+    seal: Callable[[Span], None]
     """Called on the engine's thread with each final span."""
 
 
@@ -59,10 +59,10 @@ class SpanWriter:
         plan: SpanPlan,
         target: SlotTarget,
         clock: Clock,
-        window: CreditWindow | None = None,
+        ring: CreditRing | None = None,
     ) -> None:
-        """Raises `SpanOutOfRange` when the slot is too small for the plan and there is no window."""
-        if window is None and plan.total_bytes > len(target.memory):
+        """Raises `SpanOutOfRange` when the slot is too small for the plan and there is no ring."""
+        if ring is None and plan.total_bytes > len(target.memory):
             raise SpanOutOfRange("slot_size", len(target.memory), f"at least {plan.total_bytes}")
         self._layers = tuple(layer.layer_index for layer in geometry.layers)
         self._places = {
@@ -73,15 +73,15 @@ class SpanWriter:
         self._chunks = plan.chunks
         self._target = target
         self._clock = clock
-        self._window = window
-        self._in_window: dict[int, PlannedSpan] = {}
-        # Invariant: by group, the span last begun, with its place in the window.
+        self._ring = ring
+        self._in_ring: dict[int, PlannedSpan] = {}
+        # Invariant: by group, the span last begun, with its place in the ring.
         self._num_taken = 0
         # Invariant: writes taken so far; write number n is of layer n % L of chunk n // L.
         self._chunk_spans: tuple[int, tuple[PlannedSpan, ...]] = (-1, ())
         # Invariant: start of a chunk, and the planned spans of it.
         self._kept: list[tuple[int, ChunkPlan, Range, Rows, Rows]] = []
-        self._untold: list[Span] = []
+        self._unsealed: list[Span] = []
         self._totals = [[0, 0, 0] for _ in geometry.groups]
         self._sequence = 0
 
@@ -91,7 +91,7 @@ class SpanWriter:
         Chunks before the first that is exported are dropped.
 
         Raises: `EngineFailed` when it is not this layer's and chunk's turn, or rows have another size; what
-        `CreditWindow.open` raises.
+        `CreditRing.open` raises.
         """
         if self._chunks and tokens.stop <= self._chunks[0].chunk.start:
             return
@@ -106,7 +106,7 @@ class SpanWriter:
     def finish(self) -> tuple[GroupTotals, ...]:
         """Write and tell what the mode held back; return the totals that PrefillDone carries.
 
-        Raises: `EngineFailed` when the engine left out a layer or a chunk; what `CreditWindow.open` raises.
+        Raises: `EngineFailed` when the engine left out a layer or a chunk; what `CreditRing.open` raises.
         """
         missing = self._next()
         if missing is not None:
@@ -114,9 +114,9 @@ class SpanWriter:
         for kept in self._kept:
             self._place(*kept)
         self._kept.clear()
-        for span in self._untold:
-            self._target.tell(replace(span, told_ns=self._clock.now_ns()))
-        self._untold.clear()
+        for span in self._unsealed:
+            self._target.seal(replace(span, sealed_ns=self._clock.now_ns()))
+        self._unsealed.clear()
         return tuple(GroupTotals(index, *counts) for index, counts in enumerate(self._totals))
 
     def _next(self) -> tuple[int, ChunkPlan] | None:
@@ -158,12 +158,12 @@ class SpanWriter:
                 self._complete(span)
 
     def _placed(self, span: PlannedSpan, position: int) -> PlannedSpan:
-        """Return the span where it lies in the slot; its first layer asks the window for a place."""
-        if self._window is None:
+        """Return the span where it lies in the slot; its first layer asks the ring for a place."""
+        if self._ring is None:
             return span
         if position == span.layers.start:
-            self._in_window[span.group_index] = replace(span, offset=self._window.open(span))
-        return self._in_window[span.group_index]
+            self._in_ring[span.group_index] = replace(span, offset=self._ring.open(span))
+        return self._in_ring[span.group_index]
 
     def _copy(self, group: GroupGeometry, span: PlannedSpan, position: int, keys: Rows, values: Rows) -> None:
         num_tokens = len(span.tokens)
@@ -180,7 +180,7 @@ class SpanWriter:
 
     def _complete(self, planned: PlannedSpan) -> None:
         start, target = self._target.start, self._target
-        told = digest(target.digest, target.memory[planned.offset : planned.offset + planned.length])
+        found = digest(target.digest, target.memory[planned.offset : planned.offset + planned.length])
         now_ns = self._clock.now_ns()
         span = Span(
             transfer_id=start.transfer_id,
@@ -193,18 +193,18 @@ class SpanWriter:
             tokens=planned.tokens,
             offset=start.slot_offset + planned.offset,
             length=planned.length,
-            digest=told,
+            digest=found,
             written_ns=now_ns,
-            told_ns=now_ns,
+            sealed_ns=now_ns,
         )
         self._sequence += 1
         self._count(span)
-        if self._window is not None:
-            self._window.told(span.sequence, planned)
-        if start.mode is TransferMode.STREAM or self._window is not None:
-            target.tell(span)
+        if self._ring is not None:
+            self._ring.sealed(span.sequence, planned)
+        if start.mode is TransferMode.STREAM or self._ring is not None:
+            target.seal(span)
         else:
-            self._untold.append(span)
+            self._unsealed.append(span)
 
     def _count(self, span: Span) -> None:
         counts = self._totals[span.group_index]

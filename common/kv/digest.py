@@ -1,6 +1,6 @@
 """The digest of a span's bytes, and the only import of xxhash.
 
-A digest finds bytes told too early, torn or misplaced; it is not a defence against a peer that lies.
+A digest finds bytes sealed too early, torn or misplaced; it is not a defence against a peer that lies.
 `digest` lets go of the GIL while it reads, so a service thread may hash beside a busy step loop.
 """
 

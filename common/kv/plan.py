@@ -14,8 +14,8 @@ Chunks in which every group carries the same positions relative to the chunk hav
 Such a list is made once and shared, so that the size of a plan costs a few steps per chunk and a span
 costs something only when it is asked for.
 
-Not here: when spans are written and told (`prefill_service/span_writer.py`), how large a slot is leased
-(`decode_service/admission.py`).
+Not here: when spans are written and sealed (`prefill_service/span_writer.py`), how large a slot is leased
+(`decode_service/cache/admission.py`).
 """
 
 from __future__ import annotations

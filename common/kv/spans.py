@@ -62,7 +62,7 @@ class Span:
     written_ns: int
     """CLOCK_MONOTONIC when the last byte was in the slab."""
 
-    told_ns: int
+    sealed_ns: int
     """CLOCK_MONOTONIC when the span was handed to the stream."""
 
     @property

@@ -1,8 +1,8 @@
 """Turns signals into one orderly end of a service.
 
-Theory of operation: the first SIGTERM, SIGINT or SIGHUP sets `drain`; the service stops taking work, lets
+Theory of operation: the first SIGTERM, SIGINT or SIGHUP sets `ending`; the service stops taking work, lets
 running work finish within its grace and returns. A second signal means the operator will not wait: the
-process ends at once with EXIT_NOW. Whoever waits for `drain` decides what draining means. A signal that was
+process ends at once with EXIT_NOW. Whoever waits for `ending` decides what that means. A signal that was
 ignored when the process began, as nohup does with SIGHUP, stays ignored.
 
 Ownership: one Lifecycle per process, installed by the composition root on the loop of the main thread
@@ -31,11 +31,11 @@ _PR_SET_PDEATHSIG = 1
 class Lifecycle:
     """Holds the one event that says: stop taking work.
 
-    Invariant: `drain` is set once and never cleared.
+    Invariant: `ending` is set once and never cleared.
     """
 
     def __init__(self, exit_now: Callable[[int], object] = os._exit) -> None:
-        self.drain = asyncio.Event()
+        self.ending = asyncio.Event()
         self._exit_now = exit_now
         self._removals: list[Callable[[], object]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -56,26 +56,26 @@ class Lifecycle:
     def uninstall(self) -> None:
         """Stop listening; does nothing when not installed.
 
-        After a drain a late signal still means an end at once with EXIT_NOW, and nothing more when the
+        After the first a late signal still means an end at once with EXIT_NOW, and nothing more when the
         interpreter itself ends. Else the signals have their default meaning again.
         """
         if self._loop is None:
             return
         for number in self._numbers:
             self._loop.remove_signal_handler(number)
-            if self.drain.is_set():
+            if self.ending.is_set():
                 signal.signal(number, lambda number, frame: self.receive())
-        if self.drain.is_set():
+        if self.ending.is_set():
             atexit.register(_ignore_signals)
         self._loop = None
 
     def receive(self) -> None:
-        """Take one signal: begin to drain, or end the process when that has begun already."""
-        if self.drain.is_set():
+        """Take one signal: begin to shut down, or end the process when that has begun already."""
+        if self.ending.is_set():
             for remove in self._removals:
                 remove()
             self._exit_now(EXIT_NOW)
-        self.drain.set()
+        self.ending.set()
 
     def __enter__(self) -> Self:
         self.install()

@@ -13,7 +13,7 @@ each transfer how it ended. So the peer ends the stream after everything it said
 ours meets a closed stream, which would lose what was not read yet.
 
 Ownership: one object per stream, used on the event loop only.
-Not here: gRPC, memory, threads, time (`decode_service/prefill_client.py`); reserving and publishing.
+Not here: gRPC, memory, threads, time (`decode_service/prefill/prefill_client.py`); reserving and publishing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from common.session.messages import (
     PrefillDone,
     PrefillFailed,
     PrefillMessage,
-    SpanTold,
+    SpanSealed,
     StartPrefill,
     Welcome,
 )
@@ -277,9 +277,9 @@ class DecodeSession:
         return (HalfClose(),)
 
     def _dispatch(
-        self, message: PrefillAccepted | SpanTold | PrefillDone | PrefillFailed | PrefillCancelled
+        self, message: PrefillAccepted | SpanSealed | PrefillDone | PrefillFailed | PrefillCancelled
     ) -> tuple[DecodeAction, ...]:
-        key = message.span if isinstance(message, SpanTold) else message
+        key = message.span if isinstance(message, SpanSealed) else message
         transfer = self._transfers.get(key.transfer_id)
         if transfer is None:
             self._unknown += 1
@@ -288,7 +288,7 @@ class DecodeSession:
             stale = StaleGeneration("attempt", transfer.attempt, key.attempt)
             return self._settle(transfer, transfer.abort(stale))
         match message:
-            case SpanTold(span):
+            case SpanSealed(span):
                 actions = transfer.span(span)
             case PrefillDone():
                 actions = transfer.done(message)

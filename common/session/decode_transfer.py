@@ -12,7 +12,7 @@ The first terminal event stands (rule 6): `outcome` is set once. Bytes are a sep
 `is_drained` needs the producer's own end *and* the end of every local copy, whatever the outcome.
 
 Ownership: one object per transfer, owned by `DecodeSession`, used on the event loop only.
-Not here: which transfers exist (`decode_side.py`), the copy itself (`decode_service/importer.py`).
+Not here: which transfers exist (`decode_side.py`), the copy itself (`decode_service/prefill/importer.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import numpy as np
 
 from common.errors import (
     CoverageIncomplete,
-    Draining,
     EngineFailed,
     KVSpanError,
     LeaseExpired,
@@ -34,6 +33,7 @@ from common.errors import (
     PrefillEngineFailed,
     PrefillFailed,
     RemoteProtocolError,
+    ShuttingDown,
     SpanOutOfRange,
     StaleGeneration,
     TotalsMismatch,
@@ -368,7 +368,7 @@ def _remote_error(reason: str, text: str) -> KVSpanError:
     """Return what a producer's failure means here: what another producer may do better has its own class."""
     if reason == LeaseExpired.code:
         return LeaseExpired(text)
-    if reason == Draining.code:
+    if reason == ShuttingDown.code:
         return PeerUnavailable(text)
     if reason == EngineFailed.code:
         return PrefillEngineFailed(text)

@@ -17,16 +17,16 @@ from common.session.identity import PeerIdentity
 
 
 class TransferMode(enum.Enum):
-    """When a span is written and told; everything else is the same code."""
+    """When a span is written and sealed; everything else is the same code."""
 
     STREAM = "stream"
-    """Written and told as soon as its layers are done."""
+    """Written and sealed as soon as its layers are done."""
 
     DEFERRED = "deferred"
-    """Written when done, all told at the end: isolates notification from export."""
+    """Written when done, all sealed at the end: isolates notification from export."""
 
     WHOLE = "whole"
-    """All written and told at the end."""
+    """All written and sealed at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class StartPrefill:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSpan:
-    """Give the bytes of one told span back to the producer (credit)."""
+    """Give the bytes of one sealed span back to the producer (credit)."""
 
     transfer_id: int
     attempt: int
@@ -152,7 +152,7 @@ class PrefillAccepted:
 
 
 @dataclass(frozen=True, slots=True)
-class SpanTold:
+class SpanSealed:
     """A span is final in the slab and may be imported (KVSpan on the wire)."""
 
     span: Span
@@ -160,7 +160,7 @@ class SpanTold:
 
 @dataclass(frozen=True, slots=True)
 class GroupTotals:
-    """What the producer told for one group over the whole transfer."""
+    """What the producer sealed for one group over the whole transfer."""
 
     group_index: int
     num_spans: int
@@ -181,7 +181,7 @@ class SourceTimings:
 
 @dataclass(frozen=True, slots=True)
 class PrefillDone:
-    """Terminal: everything was told; the producer writes no more."""
+    """Terminal: everything was sealed; the producer writes no more."""
 
     transfer_id: int
     attempt: int
@@ -228,5 +228,5 @@ class GoAway:
 
 
 PrefillMessage = (
-    Welcome | PrefillAccepted | SpanTold | PrefillDone | PrefillFailed | PrefillCancelled | Pong | GoAway
+    Welcome | PrefillAccepted | SpanSealed | PrefillDone | PrefillFailed | PrefillCancelled | Pong | GoAway
 )

@@ -9,7 +9,7 @@ Theory of operation: `JOB_TRANSITIONS` is the whole rule; an event it does not l
 
 A job is stopped by a cancel (verdict PrefillCancelled), by its time limit (verdict PrefillFailed) or by the
 end of its session (no verdict: nobody hears it). The first verdict stands (rule 6). A ReleaseSpan gives
-credit once, and only for a span that was told: else the producer would write over bytes that decode reads
+credit once, and only for a span that was sealed: else the producer would write over bytes that decode reads
 (rule 5).
 
 Ownership: one object per job, owned by `PrefillSession`, used on the event loop only.
@@ -63,8 +63,8 @@ class PrefillJob:
         self._state = JobState.QUEUED
         self._verdict: PrefillCancelled | PrefillFailed | None = None
         # Invariant: set once, and never while QUEUED or RUNNING.
-        self._told: set[int] = set()
-        # Invariant: holds exactly the sequences that were told and not released.
+        self._sealed: set[int] = set()
+        # Invariant: holds exactly the sequences that were sealed and not released.
 
     @property
     def start(self) -> StartPrefill:
@@ -90,18 +90,18 @@ class PrefillJob:
         """The engine has taken the job from the queue."""
         self._step(JobEvent.ENGINE_STARTED)
 
-    def tell(self, sequence: int) -> bool:
-        """Record that a span is told; False when it must not be, because the job does not run."""
+    def seal(self, sequence: int) -> bool:
+        """Record that a span is sealed; False when it must not be, because the job does not run."""
         if self._state is not JobState.RUNNING:
             return False
-        self._told.add(sequence)
+        self._sealed.add(sequence)
         return True
 
     def release(self, sequence: int) -> bool:
         """Record that decode has copied a span; False when that span was not told or released before."""
-        if sequence not in self._told:
+        if sequence not in self._sealed:
             return False
-        self._told.remove(sequence)
+        self._sealed.remove(sequence)
         return True
 
     def stop(self, verdict: PrefillCancelled | PrefillFailed | None) -> None:

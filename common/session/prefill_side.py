@@ -2,14 +2,14 @@
 
 Theory of operation: `PREFILL_SESSION_TRANSITIONS` rules the session, `prefill_job.JOB_TRANSITIONS` each job.
 
-    WAITING --hello--> ATTACHING --attached--> OPEN --drain--> DRAINING --close--> CLOSED
+    WAITING --hello--> ATTACHING --attached--> OPEN --leave--> LEAVING --close--> CLOSED
        +----- close -------+------- close -------+---------- close ------------------->
 
 A message the session does not allow at all (anything before Hello, a second Hello) raises
 `RemoteProtocolError` and the adapter ends the stream; what is wrong with one job harms that job alone. A
-drain before OPEN has nobody to hear it and is kept until the session opens.
+leave before OPEN has nobody to hear it and is kept until the session opens.
 A terminal message is sent only when the engine writes no more: it is the proof of drain that decode waits
-for (rule 4). Spans told after a cancel are dropped. When the session closes, queued jobs vanish, running
+for (rule 4). Spans sealed after a cancel are dropped. When the session closes, queued jobs vanish, running
 ones are stopped, and the slab is unmapped only after the last of them has ended.
 
 Ownership: one object per stream, used on the event loop only.
@@ -22,7 +22,13 @@ import enum
 from dataclasses import dataclass
 from itertools import pairwise
 
-from common.errors import Draining, InvariantViolation, KVSpanError, LocalProtocolError, RemoteProtocolError
+from common.errors import (
+    InvariantViolation,
+    KVSpanError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    ShuttingDown,
+)
 from common.kv.ranges import Range
 from common.kv.spans import Span
 from common.session.actions import (
@@ -49,7 +55,7 @@ from common.session.messages import (
     PrefillFailed,
     ReleaseSpan,
     SourceTimings,
-    SpanTold,
+    SpanSealed,
     StartPrefill,
     Welcome,
 )
@@ -57,7 +63,7 @@ from common.session.negotiation import Agreement, PrefillOffer, negotiate
 from common.session.prefill_job import JobState, PrefillJob
 
 SHUTTING_DOWN = "the prefill service is shutting down"
-"""What decode is told of a drain."""
+"""What decode is told when prefill leaves."""
 
 
 class PrefillState(enum.Enum):
@@ -70,7 +76,7 @@ class PrefillState(enum.Enum):
     """Hello fits; the slab is being mapped."""
 
     OPEN = "open"
-    DRAINING = "draining"
+    LEAVING = "leaving"
     """GoAway was said: what is started is refused; live jobs go on."""
 
     CLOSED = "closed"
@@ -81,7 +87,7 @@ class PrefillEvent(enum.Enum):
 
     HELLO = "hello"
     ATTACHED = "attached"
-    DRAIN = "drain"
+    LEAVE = "leave"
     CLOSE = "close"
 
 
@@ -89,14 +95,14 @@ _S, _E = PrefillState, PrefillEvent
 PREFILL_SESSION_TRANSITIONS: dict[tuple[PrefillState, PrefillEvent], PrefillState] = {
     (_S.WAITING, _E.HELLO): _S.ATTACHING,
     (_S.ATTACHING, _E.ATTACHED): _S.OPEN,
-    (_S.OPEN, _E.DRAIN): _S.DRAINING,
+    (_S.OPEN, _E.LEAVE): _S.LEAVING,
     (_S.WAITING, _E.CLOSE): _S.CLOSED,
     (_S.ATTACHING, _E.CLOSE): _S.CLOSED,
     (_S.OPEN, _E.CLOSE): _S.CLOSED,
-    (_S.DRAINING, _E.CLOSE): _S.CLOSED,
+    (_S.LEAVING, _E.CLOSE): _S.CLOSED,
 }
 
-WELCOMED = frozenset({_S.OPEN, _S.DRAINING})
+WELCOMED = frozenset({_S.OPEN, _S.LEAVING})
 """States in which the peer may speak of transfers."""
 
 
@@ -118,13 +124,13 @@ class PrefillSessionStatistics:
     """Named a live job: ignored, since any answer would be taken for the end of that job."""
 
     dropped_spans: int
-    """Written after a cancel and never told."""
+    """Written after a cancel and never sealed."""
 
     released_spans: int
     """Spans whose bytes decode gave back."""
 
     ignored_releases: int
-    """Named a span that was not told or was released before."""
+    """Named a span that was not sealed or was released before."""
 
 
 class PrefillSession:
@@ -141,8 +147,8 @@ class PrefillSession:
         # Invariant: holds every job that is not GONE; slots of the jobs are disjoint and inside the slab.
         self._highest_id = 0
         # Invariant: every id ever started is at most this; ids ascend and are never used twice.
-        self._has_to_drain = False
-        # Invariant: on the way into OPEN it tells whether a drain came while nobody was there to hear it.
+        self._has_to_leave = False
+        # Invariant: on the way into OPEN it tells whether an end came while nobody was there to hear it.
         self._unknown = self._repeated = self._dropped = 0
         self._released = self._ignored_releases = 0
 
@@ -211,7 +217,7 @@ class PrefillSession:
         """The slab is mapped and its nonce was read: answer Welcome."""
         self._step(PrefillEvent.ATTACHED)
         welcome = Send(self._welcome(nonce))
-        return (welcome, *self.drain()) if self._has_to_drain else (welcome,)
+        return (welcome, *self.leave()) if self._has_to_leave else (welcome,)
 
     def engine_started(self, transfer_id: int) -> bool:
         """Tell whether the job still wants to run; it is RUNNING afterwards."""
@@ -222,12 +228,12 @@ class PrefillSession:
         return True
 
     def span_written(self, span: Span) -> tuple[PrefillAction, ...]:
-        """The engine finished a span; tell it unless the job was cancelled."""
+        """The engine finished a span; seal it unless the job was cancelled."""
         job = self._jobs.get(span.transfer_id)
-        if job is None or not job.tell(span.sequence):
+        if job is None or not job.seal(span.sequence):
             self._dropped += 1
             return ()
-        return (Send(SpanTold(span)),)
+        return (Send(SpanSealed(span)),)
 
     def engine_finished(
         self, transfer_id: int, totals: tuple[GroupTotals, ...], logits: bytes, timings: SourceTimings
@@ -250,12 +256,12 @@ class PrefillSession:
             return ()
         return self._stop(job, PrefillFailed(transfer_id, job.start.attempt, error.code, str(error)))
 
-    def drain(self) -> tuple[PrefillAction, ...]:
+    def leave(self) -> tuple[PrefillAction, ...]:
         """Refuse every job that is started from now on; those that live may end. Said once, when open."""
         if self._state is not PrefillState.OPEN:
-            self._has_to_drain = True
+            self._has_to_leave = True
             return ()
-        self._step(PrefillEvent.DRAIN)
+        self._step(PrefillEvent.LEAVE)
         return (Send(GoAway(SHUTTING_DOWN)),)
 
     def close(self) -> tuple[PrefillAction, ...]:
@@ -301,8 +307,8 @@ class PrefillSession:
             self._repeated += 1
             return ()
         reason, problem = "START_REFUSED", self._problem(start)
-        if self._state is PrefillState.DRAINING:
-            reason, problem = Draining.code, SHUTTING_DOWN
+        if self._state is PrefillState.LEAVING:
+            reason, problem = ShuttingDown.code, SHUTTING_DOWN
         self._highest_id = max(self._highest_id, start.transfer_id)
         if problem:
             return (Send(PrefillFailed(start.transfer_id, start.attempt, reason, problem)),)

@@ -5,7 +5,7 @@ event, the boot ids of this process and of its peer, and what the event is about
 It ends with a digest over the line before it and itself, so that a line removed, doubled, moved or altered
 can be named. The digest finds accidents and edits; it is no defence against who computes it anew:
 
-    {"n":7,"t":…,"event":"span.told","boot":…,"peer":…, … ,"chain":"<xxh3 of line 6's chain + this line>"}
+    {"n":7,"t":…,"event":"span.sealed","boot":…,"peer":…, … ,"chain":"<xxh3 of line 6's chain + this line>"}
 
 A line is one write to the file, so a process that is killed loses at most the line it was writing. A later
 life may append to the same file: it ends a torn line and goes on with number and chain. Two processes never
@@ -92,7 +92,7 @@ class Event(enum.Enum):
 
     # Prefill.
     TRANSFER_ACCEPTED = "transfer.accepted"
-    SPAN_TOLD = "span.told"
+    SPAN_SEALED = "span.sealed"
     SPAN_CREDITED = "span.credited"
     """A release has arrived."""
 

@@ -1,7 +1,7 @@
 """How a service writes its log: one line per event, to standard error, as text or as JSON.
 
 Theory of operation: the message of a record is the name of an event (`noun.past_verb`) and its values are
-fields, `logger.info("span.told", extra=log_fields(slot=7))`; no value is ever part of the message, so a
+fields, `logger.info("span.sealed", extra=log_fields(slot=7))`; no value is ever part of the message, so a
 line can be searched by event and parsed by field. Both formats hold time (UTC), level, service and event.
 
 Not here: metrics (`metrics.py`), the journal that an auditor trusts (`journal.py`). Prompts and token text

@@ -21,7 +21,7 @@ class SpanRecord:
     sequence: int
     num_bytes: int
     written_ns: int
-    told_ns: int
+    sealed_ns: int
     import_start_ns: int
     import_end_ns: int
 

@@ -17,7 +17,7 @@ from common.session.messages import (
     PrefillFailed,
     PrefillMessage,
     SourceTimings,
-    SpanTold,
+    SpanSealed,
     Welcome,
 )
 from common.wire.convert_identity import (
@@ -44,7 +44,7 @@ from kvspan.v1 import transfer_pb2 as pb
 def prefill_message_to_proto(message: PrefillMessage) -> pb.TransferResponse:
     """Return the wire form of a message of prefill."""
     match message:
-        case SpanTold(span):
+        case SpanSealed(span):
             return pb.TransferResponse(kv_span=_span_to_proto(span))
         case PrefillAccepted(transfer_id, attempt, position):
             accepted = pb.PrefillAccepted(transfer_id=transfer_id, attempt=attempt, queue_position=position)
@@ -81,7 +81,7 @@ def _span_to_proto(span: Span) -> pb.KVSpan:
         length=span.length,
         digest=span.digest,
         written_ns=span.written_ns,
-        told_ns=span.told_ns,
+        told_ns=span.sealed_ns,
     )
 
 
@@ -130,7 +130,7 @@ def prefill_message_from_proto(response: pb.TransferResponse) -> PrefillMessage:
     """
     match response.WhichOneof("message"):
         case "kv_span":
-            return SpanTold(_span_from_proto(response.kv_span))
+            return SpanSealed(_span_from_proto(response.kv_span))
         case "prefill_accepted":
             accepted = response.prefill_accepted
             attempt = at_least("prefill_accepted.attempt", accepted.attempt, 1)

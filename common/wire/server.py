@@ -1,7 +1,7 @@
 """A grpc server as both services run it: options, health, reflection, error statuses, one place to bind.
 
 Theory of operation: a server is built, its servicers are added to `server.grpc`, it listens on one or more
-addresses and starts. Health is NOT_SERVING until `mark_serving`, and for good after `drain`, which lets
+addresses and starts. Health is NOT_SERVING until `mark_serving`, and for good after `shut_down`, which lets
 running calls go on; `stop` waits for them and then cuts. Reflection answers under its v1alpha name and
 under v1, whose messages are the same on the wire.
 
@@ -100,13 +100,13 @@ class Server:
         """Tell clients and supervisors that calls would fail for now."""
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
 
-    async def drain(self) -> None:
+    async def shut_down(self) -> None:
         """Say NOT_SERVING for good while calls are still taken."""
         await self._health.enter_graceful_shutdown()
 
     async def stop(self, grace_s: float) -> None:
         """Take no more calls, let running ones end within `grace_s`, then cut them. Idempotent."""
-        await self.drain()
+        await self.shut_down()
         await self.grpc.stop(grace_s)
 
     def remove_sockets(self) -> None:

@@ -84,7 +84,7 @@ CODES: Mapping[type[Exception], grpc.StatusCode] = {
     errors.PeerUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.PrefillEngineFailed: grpc.StatusCode.UNAVAILABLE,
     errors.LeaseExpired: grpc.StatusCode.ABORTED,
-    errors.Draining: grpc.StatusCode.UNAVAILABLE,
+    errors.ShuttingDown: grpc.StatusCode.UNAVAILABLE,
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.PromptTooLong: grpc.StatusCode.OUT_OF_RANGE,
     errors.UnknownModel: grpc.StatusCode.NOT_FOUND,

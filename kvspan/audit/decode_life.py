@@ -4,7 +4,7 @@ Theory of operation: what is live is kept, by the names that the lines use, and 
 something that is not live is a breach of its own.
 
 Not here: slots and pages (`decode_state.py`), one transfer's coverage (`transfers.py`), the producer's word
-(`told.py`).
+(`sealed.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvspan.audit.decode_state import AuditedSession, ReservationBook
 from kvspan.audit.entries import Entry
 from kvspan.audit.findings import Findings
 from kvspan.audit.life import Breach, Check, Life, descriptor_of
-from kvspan.audit.told import Descriptor, Key, ToldBook
+from kvspan.audit.sealed import Descriptor, Key, SealBook
 from kvspan.audit.transfers import AuditedTransfer, Shape, Start
 
 
@@ -25,8 +25,8 @@ class DecodeLife(Life):
 
     role = "decode"
 
-    def __init__(self, entry: Entry, findings: Findings, told: ToldBook) -> None:
-        super().__init__(entry.boot, findings, told)
+    def __init__(self, entry: Entry, findings: Findings, sealed: SealBook) -> None:
+        super().__init__(entry.boot, findings, sealed)
         self._shape = Shape(entry.numbers("layers"), entry.numbers("row_bytes"))
         self._reservations = ReservationBook(entry.numbers("pages"))
         self._sessions: dict[str, AuditedSession] = {}
@@ -125,7 +125,7 @@ class DecodeLife(Life):
         self.blame_all(entry, reservation.take_writer())
         self.blame_all(entry, session.start(transfer))
         reservation.transfer = transfer
-        self.told.start(self._key(entry), (start.slot, start.generation, start.extent))
+        self.sealed.start(self._key(entry), (start.slot, start.generation, start.extent))
 
     def _producer_ended(self, entry: Entry) -> None:
         transfer, verdict = self._transfer(entry), entry.text("verdict")
@@ -135,11 +135,11 @@ class DecodeLife(Life):
             return
         if verdict == "done" and entry.number("generation") != start.generation:
             return
-        told = self.told.find(self._key(entry))
-        if told is not None and told.verdict not in ("", verdict):
-            self.blame("R6", entry, f"the producer's end is {verdict} here and {told.verdict} there")
+        sealed = self.sealed.find(self._key(entry))
+        if sealed is not None and sealed.verdict not in ("", verdict):
+            self.blame("R6", entry, f"the producer's end is {verdict} here and {sealed.verdict} there")
         if verdict == "done" and not transfer.end:
-            transfer.told_totals = entry.pairs("totals")
+            transfer.sealed_totals = entry.pairs("totals")
         transfer.end = transfer.end or verdict
 
     def _completed(self, entry: Entry) -> None:
@@ -156,16 +156,16 @@ class DecodeLife(Life):
 
     def _drained(self, entry: Entry) -> None:
         transfer, session = self._transfer(entry), self._session(entry)
-        number, told = transfer.start.transfer, self.told.find(self._key(entry))
+        number, sealed = transfer.start.transfer, self.sealed.find(self._key(entry))
         if not transfer.outcome:
             self.blame("R6", entry, f"transfer {number} drains without an outcome")
         if not transfer.end:
             self.blame("R4", entry, f"transfer {number} drains before its producer has ended")
         if transfer.num_in_flight:
             self.blame("R4", entry, f"transfer {number} drains during {transfer.num_in_flight} imports")
-        if told is not None and told.is_accepted and not told.is_drained and not session.is_closed:
+        if sealed is not None and sealed.is_accepted and not sealed.is_drained and not session.is_closed:
             self.blame("R4", entry, f"transfer {number} drains here while its producer still writes")
-        self.told.drop(self._key(entry))
+        self.sealed.drop(self._key(entry))
         del session.transfers[number]
         self._reservations.forget_transfer(transfer)
 
@@ -174,9 +174,9 @@ class DecodeLife(Life):
         if entry.number("attempt") != transfer.start.attempt:
             self.blame("R3", entry, f"span {sequence} is of another attempt")
         self.blame_all(entry, transfer.submit(sequence, span))
-        if self.told.is_kept(entry.text("peer")):
-            told = self.told.find(self._key(entry))
-            self._compare(entry, sequence, span, told.spans.get(sequence) if told is not None else None)
+        if self.sealed.is_kept(entry.text("peer")):
+            sealed = self.sealed.find(self._key(entry))
+            self._compare(entry, sequence, span, sealed.spans.get(sequence) if sealed is not None else None)
 
     def _imported(self, entry: Entry) -> None:
         self.expect("R3", entry, self._transfer(entry).imported(entry.number("sequence")))
@@ -189,9 +189,9 @@ class DecodeLife(Life):
 
     def _compare(self, entry: Entry, sequence: int, here: Descriptor, there: Descriptor | None) -> None:
         if there is None:
-            self.blame("R3", entry, f"span {sequence} is imported and its producer never told it")
+            self.blame("R3", entry, f"span {sequence} is imported and its producer never sealed it")
         elif here != there:
-            self.blame("R3", entry, f"span {sequence} is {here} here and was told as {there}")
+            self.blame("R3", entry, f"span {sequence} is {here} here and was sealed as {there}")
 
     def _session(self, entry: Entry) -> AuditedSession:
         name, peer = entry.text("session"), entry.text("peer")

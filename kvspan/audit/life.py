@@ -8,7 +8,7 @@ from common.kv.ranges import Range
 from common.telemetry.journal import Event
 from kvspan.audit.entries import Entry
 from kvspan.audit.findings import Findings
-from kvspan.audit.told import Descriptor, ToldBook
+from kvspan.audit.sealed import Descriptor, SealBook
 
 Check = Callable[[Entry], None]
 
@@ -27,9 +27,9 @@ class Life:
 
     role = ""
 
-    def __init__(self, boot: str, findings: Findings, told: ToldBook) -> None:
+    def __init__(self, boot: str, findings: Findings, sealed: SealBook) -> None:
         self.boot = boot
-        self.told = told
+        self.sealed = sealed
         self._findings = findings
         self._checks: Mapping[Event, Check] = self.checks()
 

@@ -1,10 +1,10 @@
-"""Replays the journal of one life of a prefill service: slots it may write, spans it tells, ends it sends.
+"""Replays the journal of one life of a prefill service: slots it may write, spans it seals, ends it sends.
 
 Theory of operation: a transfer lives from its acceptance until it has drained and, while the session is
-open, been answered. Its bytes are told once until they are released (rule 5); one answer is sent, after the
+open, been answered. Its bytes are sealed once until they are released (rule 5); one answer is sent, after the
 last byte (rules 4 and 6).
 
-Not here: whether decode did right by what was told (`decode_life.py`).
+Not here: whether decode did right by what was sealed (`decode_life.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvspan.audit.entries import Entry
 from kvspan.audit.extents import Extents
 from kvspan.audit.findings import Findings
 from kvspan.audit.life import Breach, Check, Life, descriptor_of
-from kvspan.audit.told import Descriptor, Key, ToldBook
+from kvspan.audit.sealed import Descriptor, Key, SealBook
 
 
 @dataclass(slots=True)
@@ -28,32 +28,32 @@ class _Job:
     extent: Range
     attempt: int
     is_drained: bool = False
-    told: dict[int, Range] = field(default_factory=dict)
-    """Extents of the spans told and not released, by sequence number."""
+    sealed: dict[int, Range] = field(default_factory=dict)
+    """Extents of the spans sealed and not released, by sequence number."""
 
     highest_sequence: int = -1
     _bytes: Extents = field(default_factory=Extents)
-    # Invariant: has the extents of `told`.
+    # Invariant: has the extents of `sealed`.
 
-    def tell(self, sequence: int, span: Descriptor) -> Iterator[tuple[str, str]]:
-        """Take a span that is told; yields each broken rule."""
+    def seal(self, sequence: int, span: Descriptor) -> Iterator[tuple[str, str]]:
+        """Take a span that is sealed; yields each broken rule."""
         if self.is_drained:
-            yield "R5", f"span {sequence} is told after the transfer has drained"
+            yield "R5", f"span {sequence} is sealed after the transfer has drained"
         if sequence <= self.highest_sequence:
-            yield "R5", f"span {sequence} is told again, or out of order"
+            yield "R5", f"span {sequence} is sealed again, or out of order"
         if (span.slot, span.generation) != (self.slot, self.generation):
             yield "R3", f"span {sequence} names another slot than {self.slot} of generation {self.generation}"
         if not self.extent.contains(span.extent):
             yield "R3", f"span {sequence} has bytes {span.extent} outside the slot {self.extent}"
         other = self._bytes.add(span.extent, str(sequence))
         if other is not None:
-            yield "R5", f"span {sequence} is told over bytes of span {other}, which is not released"
-        self.told[sequence] = span.extent
+            yield "R5", f"span {sequence} is sealed over bytes of span {other}, which is not released"
+        self.sealed[sequence] = span.extent
         self.highest_sequence = max(sequence, self.highest_sequence)
 
     def credit(self, sequence: int) -> str:
         """Take a release; returns what is wrong with it."""
-        extent = self.told.pop(sequence, None)
+        extent = self.sealed.pop(sequence, None)
         if extent is None:
             return f"span {sequence} is released, which holds no bytes"
         self._bytes.remove(extent, str(sequence))
@@ -76,12 +76,12 @@ class PrefillLife(Life):
 
     role = "prefill"
 
-    def __init__(self, entry: Entry, findings: Findings, told: ToldBook) -> None:
-        super().__init__(entry.boot, findings, told)
+    def __init__(self, entry: Entry, findings: Findings, sealed: SealBook) -> None:
+        super().__init__(entry.boot, findings, sealed)
         self._layers = entry.numbers("layers")
         self._peers: dict[str, _Peer] = {}
         # Invariant: every session whose slab is mapped, by the slab's name.
-        told.prefill_started(self.boot)
+        sealed.prefill_started(self.boot)
 
     def checks(self) -> Mapping[Event, Check]:
         """See `Life`."""
@@ -90,7 +90,7 @@ class PrefillLife(Life):
             Event.SESSION_CLOSED: self._closed,
             Event.SLAB_UNMAPPED: self._unmapped,
             Event.TRANSFER_ACCEPTED: self._accepted,
-            Event.SPAN_TOLD: self._told,
+            Event.SPAN_SEALED: self._sealed,
             Event.SPAN_CREDITED: self._credited,
             Event.TRANSFER_DRAINED: self._drained,
             Event.TRANSFER_ANSWERED: self._answered,
@@ -135,20 +135,20 @@ class PrefillLife(Life):
         other = peer.slots.add(extent, str(number))
         if other is not None:
             self.blame("R1", entry, f"the slot of transfer {number} overlaps that of {other}")
-        told = self.told.find(self._key(entry))
-        if told is not None:
-            if told.slot != (job.slot, job.generation, extent):
+        sealed = self.sealed.find(self._key(entry))
+        if sealed is not None:
+            if sealed.slot != (job.slot, job.generation, extent):
                 self.blame("R1", entry, f"transfer {number} is accepted in another slot than decode leased")
-            told.is_accepted = True
+            sealed.is_accepted = True
         peer.jobs[number] = job
         peer.highest_transfer = max(number, peer.highest_transfer)
 
-    def _told(self, entry: Entry) -> None:
+    def _sealed(self, entry: Entry) -> None:
         job, sequence, span = self._job(entry), entry.number("sequence"), descriptor_of(entry)
-        self.blame_all(entry, job.tell(sequence, span))
-        told = self.told.find(self._key(entry))
-        if told is not None:
-            told.spans[sequence] = span
+        self.blame_all(entry, job.seal(sequence, span))
+        sealed = self.sealed.find(self._key(entry))
+        if sealed is not None:
+            sealed.spans[sequence] = span
 
     def _credited(self, entry: Entry) -> None:
         self.expect("R5", entry, self._job(entry).credit(entry.number("sequence")))
@@ -159,9 +159,9 @@ class PrefillLife(Life):
             self.blame("R6", entry, f"transfer {number} drained before")
         job.is_drained = True
         peer.slots.remove(job.extent, str(number))
-        told = self.told.find(self._key(entry))
-        if told is not None:
-            told.is_drained = True
+        sealed = self.sealed.find(self._key(entry))
+        if sealed is not None:
+            sealed.is_drained = True
         if peer.is_closed:
             del peer.jobs[number]
 
@@ -169,9 +169,9 @@ class PrefillLife(Life):
         peer, job, number = self._peer(entry), self._job(entry), entry.number("transfer")
         if not job.is_drained:
             self.blame("R4", entry, f"transfer {number} is answered before it has drained")
-        told = self.told.find(self._key(entry))
-        if told is not None:
-            told.verdict = entry.text("verdict")
+        sealed = self.sealed.find(self._key(entry))
+        if sealed is not None:
+            sealed.verdict = entry.text("verdict")
         peer.slots.remove(job.extent, str(number))
         del peer.jobs[number]
 

@@ -19,7 +19,7 @@ from kvspan.audit.entries import Entry, LifeEnded, merge_files
 from kvspan.audit.findings import Finding, Findings, Place
 from kvspan.audit.life import Life
 from kvspan.audit.prefill_life import PrefillLife
-from kvspan.audit.told import ToldBook
+from kvspan.audit.sealed import SealBook
 
 ROLES: dict[str, type[DecodeLife] | type[PrefillLife]] = {"decode": DecodeLife, "prefill": PrefillLife}
 
@@ -28,7 +28,7 @@ COUNTED = {
     Event.RESERVATION_PUBLISHED: "published",
     Event.TRANSFER_STARTED: "transfers",
     Event.TRANSFER_ABORTED: "aborted",
-    Event.SPAN_TOLD: "spans told",
+    Event.SPAN_SEALED: "spans sealed",
     Event.SPAN_IMPORTED: "spans imported",
     Event.SESSION_OPENED: "session ends opened",
 }
@@ -75,7 +75,7 @@ class Replay:
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
-        self._told = ToldBook()
+        self._sealed = SealBook()
         self._lives: dict[str, Life] = {}
         self._ended: list[EndedLife] = []
         self._counts = dict.fromkeys(COUNTED.values(), 0)
@@ -109,7 +109,7 @@ class Replay:
     @property
     def num_live_records(self) -> int:
         """Lives and compared transfers that are held in memory now."""
-        return len(self._lives) + len(self._told)
+        return len(self._lives) + len(self._sealed)
 
     def _begin(self, entry: Entry) -> None:
         try:
@@ -118,7 +118,7 @@ class Replay:
                 raise ValueError(f"role must be one of {', '.join(ROLES)}, is {entry.text('role')}")
             if entry.boot in self._lives:
                 raise ValueError(f"boot id {entry.boot} starts twice")
-            self._lives[entry.boot] = kind(entry, self._findings, self._told)
+            self._lives[entry.boot] = kind(entry, self._findings, self._sealed)
         except ValueError as error:
             self._findings.add("FORMAT", entry.place, str(error))
 
@@ -127,7 +127,7 @@ class Replay:
         if life is None:
             return
         self._ended.append(EndedLife(life.role, boot, place, was_killed, len(life.held())))
-        self._told.drop_life(boot)
+        self._sealed.drop_life(boot)
 
     def _blame_stranger(self, entry: Entry) -> None:
         if entry.boot not in self._strangers:

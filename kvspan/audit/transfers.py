@@ -1,4 +1,4 @@
-"""One transfer as decode's journal tells it, and what it lacks for its publication (rules 2, 3 and 5).
+"""One transfer as decode's journal seals it, and what it lacks for its publication (rules 2, 3 and 5).
 
 Theory of operation: coverage is kept per group and layer as disjoint positions, from imports alone and
 independent of the service's own count. Bytes of the slot belong to a span from its submission until its
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from common.kv.ranges import Range, RangeSet
 from common.kv.spans import align_up
 from kvspan.audit.extents import Extents
-from kvspan.audit.told import Descriptor
+from kvspan.audit.sealed import Descriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class AuditedTransfer:
         self.end: str = ""
         """Verdict of the producer, or `lost`; empty while it may still write."""
 
-        self.told_totals: tuple[tuple[int, int], ...] | None = None
-        """Spans and bytes by group that the producer says it told."""
+        self.sealed_totals: tuple[tuple[int, int], ...] | None = None
+        """Spans and bytes by group that the producer says it sealed."""
 
         self.outcome: str = ""
         """`published` or `aborted`, once decided."""
@@ -142,8 +142,8 @@ class AuditedTransfer:
         if self._submitted:
             yield f"{len(self._submitted)} imports were under way"
         totals = tuple((spans, num_bytes) for spans, num_bytes in self._totals)
-        if self.told_totals is not None and self.told_totals != totals:
-            yield f"spans and bytes by group: {self.told_totals} told, {totals} imported"
+        if self.sealed_totals is not None and self.sealed_totals != totals:
+            yield f"spans and bytes by group: {self.sealed_totals} sealed, {totals} imported"
         missing = [
             f"group {group} layer {layer} tokens {gap}"
             for group, layers in enumerate(self._coverage)

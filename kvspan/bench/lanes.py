@@ -1,15 +1,15 @@
 """Which part of a decode run counts: steps in which every lane was active, at the context asked for.
 
-Theory of operation: lanes join one after another, as their prompts are computed. The window begins with the
+Theory of operation: lanes join one after another, as their prompts are computed. The interval begins with the
 first step of the lane that joined last and has a fixed number of steps of that lane:
 
     lane 0   p......t t t t t t t|t t t t|      p prompt, t token
     lane 1     ....p......t t t t|t t t t|
     lane 2           ....p......t|t t t t|
-                                 ^ window: all lanes, whole steps
+                                 ^ interval: all lanes, whole steps
 
-Early lanes have generated meanwhile. So that the mean context at the window's begin is the one asked for,
-their prompts are shorter by what they generated before the window in the round before.
+Early lanes have generated meanwhile. So that the mean context at the interval's begin is the one asked for,
+their prompts are shorter by what they generated before the interval in the round before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MIN_PROMPT_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class Interval:
     """The steps that count."""
 
     context_tokens: float
@@ -35,7 +35,7 @@ class Window:
 
 
 class LaneWatch:
-    """Notes when tokens come, until the window is complete."""
+    """Notes when tokens come, until the interval is complete."""
 
     def __init__(self, prompt_lens: Sequence[int], num_steps: int) -> None:
         self._prompt_lens = tuple(prompt_lens)
@@ -52,14 +52,14 @@ class LaneWatch:
         """Note tokens of one lane."""
         self._times_ns[lane] += [now_ns] * num_tokens
 
-    def window(self) -> Window:
+    def interval(self) -> Interval:
         """Return the steps that count; only when complete."""
         own_ns = self._times_ns[self._last()][1 : self._num_steps + 2]
         start_ns, stop_ns = own_ns[0], own_ns[-1]
         before = tuple(sum(time_ns <= start_ns for time_ns in times) for times in self._times_ns)
         inside = sum(start_ns < time_ns <= stop_ns for times in self._times_ns for time_ns in times)
         contexts = [length + made for length, made in zip(self._prompt_lens, before, strict=True)]
-        return Window(
+        return Interval(
             context_tokens=sum(contexts) / len(contexts),
             num_tokens=inside,
             step_s=steps_s(own_ns),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kvspan.bench.arms import GENERATE, KVSPAN, Arm
 from kvspan.bench.baseline import Baseline
 from kvspan.bench.environment import process_cpu_s
-from kvspan.bench.lanes import LaneWatch, Window, steps_s
+from kvspan.bench.lanes import Interval, LaneWatch, steps_s
 from kvspan.bench.records import DecodeSample, IdleSample, TransferSample
 from kvspan.bench.workloads import ANSWER_TOKENS
 from kvspan.commands.command import CommandFailed
@@ -73,7 +73,7 @@ def _transfer_sample(
     )
 
 
-async def measure_lanes(client: AsyncClient, prompts: Sequence[Prompt], num_steps: int) -> Window:
+async def measure_lanes(client: AsyncClient, prompts: Sequence[Prompt], num_steps: int) -> Interval:
     """Decode all prompts at once until `num_steps` steps had all of them, then give them up."""
     watch = LaneWatch([len(prompt) for prompt in prompts], num_steps)
 
@@ -98,12 +98,14 @@ async def measure_lanes(client: AsyncClient, prompts: Sequence[Prompt], num_step
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     await wait_idle(client)
-    return watch.window()
+    return watch.interval()
 
 
-def lanes_sample(window: Window, lanes: int, round_index: int) -> DecodeSample:
-    """Return the sample that a window of the pair makes."""
-    return DecodeSample(round_index, KVSPAN, lanes, window.context_tokens, window.num_tokens, window.step_s)
+def lanes_sample(interval: Interval, lanes: int, round_index: int) -> DecodeSample:
+    """Return the sample that an interval of the pair makes."""
+    return DecodeSample(
+        round_index, KVSPAN, lanes, interval.context_tokens, interval.num_tokens, interval.step_s
+    )
 
 
 async def measure_generate(

@@ -141,9 +141,9 @@ async def _measure_decode(bench: Bench, lanes: int) -> None:
         for decoder in in_order(DECODERS, round_index):
             if decoder == KVSPAN:
                 prompts = [bench.prompts.take(length) for length in lens]
-                window = await measure.measure_lanes(bench.client, prompts, plan.steps)
-                bench.writer.write(measure.lanes_sample(window, lanes, round_index))
-                tokens_before, context = window.tokens_before, round(window.context_tokens)
+                interval = await measure.measure_lanes(bench.client, prompts, plan.steps)
+                bench.writer.write(measure.lanes_sample(interval, lanes, round_index))
+                tokens_before, context = interval.tokens_before, round(interval.context_tokens)
             else:
                 batch = [bench.prompts.take(context - 2) for _ in range(lanes)]
                 bench.writer.write(

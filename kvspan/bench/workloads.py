@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 ANSWER_TOKENS = 1024
-"""Room for the tokens that early lanes generate until the last lane has joined and the window is over."""
+"""Room for the tokens that early lanes generate until the last lane has joined and the interval is over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ async def _ask(ready: PairReady, question: str) -> None:
     print(flush=True)
     if last is not None:
         print(timings_line(last), flush=True)
-    ready.drain.set()
+    ready.ending.set()
 
 
 def _note(text: str) -> None:

@@ -69,7 +69,7 @@ REQUEST_FLAGS: tuple[RequestFlag, ...] = (
     ),
     RequestFlag(
         "transfer", values.choice((name, name) for name in _MODES), "MODE",
-        "when spans are written and told: stream, deferred or whole", _SERVICE,
+        "when spans are written and sealed: stream, deferred or whole", _SERVICE,
     ),
     RequestFlag("request_id", str, "NAME", "name of the request in the logs, behind a number", "the number"),
     RequestFlag("model", str, "NAME", "refuse unless this model is served", "not checked"),

@@ -1,6 +1,6 @@
 """Runs a prefill and a decode service as child processes that live and end together.
 
-Theory of operation: the pair ends when it is told to (`drain`) or when either child ends. It ends in order,
+Theory of operation: the pair ends when it is told to (`ending`) or when either child ends. It ends in order,
 decode first, so that prompts which decode still waits for are finished; a child that outlasts its grace is
 killed. When the operator will not wait (`hurry`), both are told again, upon which they end at once and leave
 no file; one that does not is killed. Children sit in sessions of their own, so that Ctrl-C reaches only the
@@ -33,7 +33,7 @@ the kernel would else merge into one.
 """
 
 CLEAN_CODES = frozenset({0, -signal.SIGTERM})
-"""Exit codes of a child that was told to end: drained, or told before it took work."""
+"""Exit codes of a child that was told to end: it did so in order, or told before it took work."""
 
 
 class ChildEnded(Exception):
@@ -83,7 +83,7 @@ class Child:
         self._send(signal.SIGKILL)
 
     async def stop(self, limit_s: float, hurry: asyncio.Event) -> int:
-        """Tell the child to drain, kill it after `limit_s` (upon `hurry`, soon); return its exit code."""
+        """Tell the child to end, kill it after `limit_s` (upon `hurry`, soon); return its exit code."""
         self._send(signal.SIGTERM)
         ends = {asyncio.ensure_future(self._process.wait()), asyncio.ensure_future(hurry.wait())}
         await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
@@ -162,21 +162,21 @@ class Pair:
         child = next(child for child in self._children if child.name == name)
         return await child.read_address()
 
-    async def run(self, drain: asyncio.Event, announce: Callable[[], Awaitable[None]]) -> int:
-        """Announce the pair, serve until `drain` is set, stop both, and return the exit code.
+    async def run(self, ending: asyncio.Event, announce: Callable[[], Awaitable[None]]) -> int:
+        """Announce the pair, serve until `ending` is set, stop both, and return the exit code.
 
         Raises ChildEnded when a child ends by itself, and what `announce` raises.
         """
         endings = [asyncio.create_task(self._watch(child)) for child in self._children]
         announcing = asyncio.ensure_future(announce())
-        draining = asyncio.create_task(drain.wait())
-        tasks: list[asyncio.Future[Any]] = [*endings, announcing, draining]
+        waiting = asyncio.create_task(ending.wait())
+        tasks: list[asyncio.Future[Any]] = [*endings, announcing, waiting]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if done == {announcing}:
                 announcing.result()
                 done, _ = await asyncio.wait({*tasks} - {announcing}, return_when=asyncio.FIRST_COMPLETED)
-            if draining not in done:
+            if waiting not in done:
                 for task in done:
                     task.result()
         finally:
@@ -185,7 +185,7 @@ class Pair:
         return EXIT_OK if CLEAN_CODES.issuperset(codes) else EXIT_FAILED
 
     async def stop(self) -> tuple[int, ...]:
-        """Drain both in order, kill what outlasts its grace, and return the exit codes."""
+        """End both in order, kill what outlasts its grace, and return the exit codes."""
         limit_s, hurry = self._plan.kill_after_s, self._hurry
         return tuple([await child.stop(limit_s, hurry) for child in self._children])
 

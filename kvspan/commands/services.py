@@ -1,7 +1,7 @@
 """The commands `prefill` and `decode`: one service in this process, until a signal ends it.
 
 Theory of operation: the service tells `ready ADDR` on stdout once it serves; all else it says goes to stderr.
-One SIGTERM or SIGINT drains it and the exit code is 0, a second ends it at once.
+One SIGTERM or SIGINT shuts it down and the exit code is 0, a second ends it at once.
 """
 
 from __future__ import annotations

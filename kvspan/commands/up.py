@@ -40,7 +40,7 @@ class PairReady:
 
     decode: str
     prefill: str
-    drain: asyncio.Event
+    ending: asyncio.Event
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,12 +98,12 @@ async def run_pair(
             async with asyncio.timeout(ready_timeout_s):
                 decode, prefill = await pair.read_addresses()
                 await wait_serving(decode, DECODE_SERVICE)
-            await use(PairReady(decode, prefill, lifecycle.drain))
+            await use(PairReady(decode, prefill, lifecycle.ending))
 
         async with pair:
             try:
                 with told_failures():
-                    return await pair.run(lifecycle.drain, announce)
+                    return await pair.run(lifecycle.ending, announce)
             except ChildEnded as ended:
                 exit_code = EXIT_USAGE if ended.returncode == EXIT_USAGE else EXIT_FAILED
                 raise CommandFailed(f"{ended}; the pair ends with it", exit_code) from ended

@@ -124,7 +124,7 @@ class Oracle:
         asked = [(prompt.token_ids, prompt.num_tokens) for prompt in prompts]
         name = f"oracle-{model.removeprefix('tiny:')}-{len(self._answers)}"
         process = await nursery.fork("oracle", name, model=model, prompts=asked)
-        answers = (await process.next_told("answers"))["answers"]
+        answers = (await process.next_sealed("answers"))["answers"]
         await process.wait()
         for prompt, answer in zip(prompts, answers, strict=True):
             self._answers[model, prompt] = tuple(answer)

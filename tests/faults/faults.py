@@ -306,7 +306,7 @@ class OtherPrefill(PrefillLoss):
         """See `Fault`."""
         await scene.prefill.kill()
         impostor = await scene.cluster.fork_prefill(0, **self._changes)
-        await impostor.next_told("ready")
+        await impostor.next_sealed("ready")
         status = await scene.until(lambda status: status.peers[0].state == pb.SESSION_STATE_REFUSED)
         if self._difference not in status.peers[0].problem:
             scene.notes.append(f"{self._difference} is not told: {status.peers[0].problem}")

@@ -10,7 +10,7 @@ driver arms one over the control socket and says what the pass number `skip` (fr
     note      only tell
 
     prefill   hello, start   on the event loop, before such a message is taken
-              write, tell    on the engine's thread, before each layer of a chunk, before each told span
+              write, tell    on the engine's thread, before each layer of a chunk, before each sealed span
               written, told  after the last layer; after the last span, before PrefillDone
     decode    import, copy   on the importing thread, before each span is checked, before it is copied
               step           on the step loop's thread, before each step
@@ -36,9 +36,9 @@ from common.kv.spans import Span
 from common.session.messages import Hello, PrefillDone, StartPrefill
 from common.session.prefill_side import PrefillState
 from decode_service.app import DecodeService
-from decode_service.backends.torch_backend import TorchBackend
-from decode_service.importer import Importer, ImportJob
-from decode_service.peer_session import PeerSession
+from decode_service.generate.backends.torch_backend import TorchBackend
+from decode_service.prefill.importer import Importer, ImportJob
+from decode_service.prefill.peer_session import PeerSession
 from prefill_service.app import PrefillService
 from prefill_service.decode_peer import DecodePeer
 from prefill_service.span_writer import SpanWriter
@@ -168,7 +168,7 @@ def _prefill_counts(service: PrefillService) -> dict[str, int]:
     counts = [peer.statistics() for peer in peers]
     return {
         "sessions": len(peers),
-        "open": sum(count.state in (PrefillState.OPEN, PrefillState.DRAINING) for count in counts),
+        "open": sum(count.state in (PrefillState.OPEN, PrefillState.LEAVING) for count in counts),
         "jobs": sum(count.num_jobs for count in counts),
         "pinned": sum(count.pinned_bytes for count in counts),
     }

@@ -94,7 +94,7 @@ class EngineFails(Broken):
 
 
 class NoCredit(Fault):
-    """A prompt larger than its window, and decode gives no byte of it back in time."""
+    """A prompt larger than its ring, and decode gives no byte of it back in time."""
 
     slab_bytes = 64 << 10
 

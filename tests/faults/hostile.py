@@ -29,7 +29,7 @@ from common.session.messages import (
     PrefillAccepted,
     PrefillDone,
     SourceTimings,
-    SpanTold,
+    SpanSealed,
     StartPrefill,
     TransferMode,
     Welcome,
@@ -245,10 +245,10 @@ def answer(start: StartPrefill, slab: SlabSegment, geometry: KVGeometry) -> Mess
             length=planned.length,
             digest=digest(DigestKind.XXH3_64, memory),
             written_ns=1,
-            told_ns=1,
+            sealed_ns=1,
         )
         memory.release()
-        messages.append(to_proto(SpanTold(span)))
+        messages.append(to_proto(SpanSealed(span)))
         counts = (1, planned.length, len(planned.layers) * len(planned.tokens))
         for index, count in enumerate(counts):
             totals[planned.group_index][index] += count

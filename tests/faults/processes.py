@@ -90,10 +90,10 @@ class Process:
     async def counts(self) -> dict[str, int]:
         """Ask for the counts of a service."""
         self._send(do="count")
-        counts: dict[str, int] = (await self.next_told("counts"))["counts"]
+        counts: dict[str, int] = (await self.next_sealed("counts"))["counts"]
         return counts
 
-    async def next_told(self, *kinds: str) -> dict[str, Any]:
+    async def next_sealed(self, *kinds: str) -> dict[str, Any]:
         """Wait for the next message that has one of these fields; others before it are dropped.
 
         Raises: `RuntimeError` with the end of its log when the process ends instead.

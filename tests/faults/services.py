@@ -28,10 +28,10 @@ LAYOUTS = {"pair": (1, 1), "peers": (2, 1), "fleet": (1, 2), "hostile": (1, 1)}
 
 CONSTANTS = {
     # Pauses between attempts, so that a case takes a second and not ten; none decides an outcome.
-    "decode_service.prefill_client.REFUSED_PAUSE_S": 0.2,
-    "decode_service.prefill_client.LONGEST_PAUSE_S": 0.3,
-    "decode_service.prefill_client.HANDSHAKE_S": 2.0,
-    "decode_service.peer_session.DRAIN_LIMIT_S": 6.0,
+    "decode_service.prefill.prefill_client.REFUSED_PAUSE_S": 0.2,
+    "decode_service.prefill.prefill_client.LONGEST_PAUSE_S": 0.3,
+    "decode_service.prefill.prefill_client.HANDSHAKE_S": 2.0,
+    "decode_service.prefill.peer_session.DRAIN_LIMIT_S": 6.0,
 }
 
 
@@ -118,7 +118,7 @@ class Cluster:
         self.prefills = [await self.fork_prefill(index) for index in range(num_prefills)]
         self.decodes = [await self.fork_decode(index) for index in range(num_decodes)]
         for process in (*self.prefills, *self.decodes):
-            await process.next_told("ready")
+            await process.next_sealed("ready")
         self.clients = [AsyncClient(self.address(f"decode{index}")) for index in range(num_decodes)]
         await self.sessions_open()
 
@@ -161,12 +161,12 @@ class Cluster:
     async def renew_prefill(self, index: int = 0) -> None:
         """Start a prefill service in the place of one that has ended; waits until it serves."""
         self.prefills[index] = await self.fork_prefill(index)
-        await self.prefills[index].next_told("ready")
+        await self.prefills[index].next_sealed("ready")
 
     async def renew_decode(self, index: int = 0) -> None:
         """Start a decode service in the place of one that has ended; waits until it serves."""
         self.decodes[index] = await self.fork_decode(index)
-        await self.decodes[index].next_told("ready")
+        await self.decodes[index].next_sealed("ready")
 
     async def status(self, index: int = 0) -> pb.GetStatusResponse:
         """Ask a decode service, also one that has just been started."""

@@ -13,8 +13,8 @@ import pytest_asyncio
 from google.protobuf.duration_pb2 import Duration
 
 from common.wire.failure import RemoteFailure
-from decode_service import importer
 from decode_service.config import DecodeConfig
+from decode_service.prefill import importer
 from kvspan.client import AsyncClient
 from kvspan.v1 import decode_pb2 as pb
 from prefill_service.config import PrefillConfig

@@ -12,10 +12,11 @@ import grpc
 import pytest
 
 from common.wire.failure import RemoteFailure
-from decode_service import importer, servicer
+from decode_service.api import servicer
+from decode_service.api.responses import token_response
 from decode_service.config import DecodeConfig
-from decode_service.generation import TokenEvent
-from decode_service.responses import token_response
+from decode_service.generate.answer import TokenEvent
+from decode_service.prefill import importer
 from kvspan.v1 import decode_pb2 as pb
 from prefill_service.config import PrefillConfig
 from tests.integration.conftest import LoadPair

@@ -181,7 +181,7 @@ async def test_f11_a_repetition_penalty_reaches_the_first_token(pair: Pair, orac
 async def test_f12_no_token_is_sent_before_the_prefill_has_ended(
     tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, oracle: Oracle, mode: str
 ) -> None:
-    """F12: with every byte of KV written and told but no PrefillDone, the answer has not begun."""
+    """F12: with every byte of KV written and sealed but no PrefillDone, the answer has not begun."""
     configs, gate = make_configs(tmp_path, checkpoints["DENSE"]), Gate()
     async with running_pair(*configs, gated_at_end(load(*configs), gate)) as pair:
         asked = asyncio.create_task(pair.ask(LONG_PROMPT, 2, transfer=mode))

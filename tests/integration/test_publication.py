@@ -14,7 +14,7 @@ from common.kv.digest import DigestKind, digest
 from common.session.messages import Pong, PrefillMessage
 from common.wire.convert import to_proto
 from common.wire.failure import RemoteFailure
-from decode_service import importer
+from decode_service.prefill import importer
 from kvspan.v1 import transfer_pb2
 from prefill_service import servicer
 from tests.integration.conftest import LoadPair, shared_pair

@@ -19,7 +19,7 @@ from common.wire.failure import RemoteFailure
 from decode_service import app as decode_app
 from decode_service.app import DecodeService
 from decode_service.config import DecodeConfig
-from decode_service.prefill_client import PeerState
+from decode_service.prefill.prefill_client import PeerState
 from kvspan.client import AsyncClient
 from kvspan.v1 import decode_pb2 as pb
 from prefill_service import app as prefill_app

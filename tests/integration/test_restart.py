@@ -11,12 +11,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
-from common.errors import ConfigError, Draining
+from common.errors import ConfigError, ShuttingDown
 from common.wire.channel import make_channel
 from common.wire.failure import RemoteFailure
 from decode_service.app import SERVICE_NAME, DecodeService
 from decode_service.config import DecodeConfig
-from decode_service.prefill_client import PeerState
+from decode_service.prefill.prefill_client import PeerState
 from kvspan.client import AsyncClient
 from prefill_service.config import PrefillConfig
 from tests.integration.conftest import LoadPair
@@ -233,7 +233,7 @@ async def test_prefill_that_drains_computes_what_runs_and_refuses_what_comes(
                 )
             )
             await wait_until(lambda: gate.num_arrived == 1)
-            prefill.servicer.drain()
+            prefill.servicer.shut_down()
             await assert_unavailable(address)
             await wait_for_health(address, NOT_SERVING)
             assert service.peers[0].statistics().state is PeerState.LEAVING
@@ -256,9 +256,9 @@ async def test_no_slab_is_made_for_a_prefill_service_that_shuts_down(dense: Conf
     ):
         await open_session(service)
         assert maps_a_slab()
-        prefill.servicer.drain()
+        prefill.servicer.shut_down()
 
-        await wait_until(lambda: Draining.code in service.peers[0].problem)
+        await wait_until(lambda: ShuttingDown.code in service.peers[0].problem)
 
         await wait_until(lambda: not prefill.servicer.peers)
         assert not maps_a_slab()

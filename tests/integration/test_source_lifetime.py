@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from common.wire.failure import RemoteFailure
-from decode_service import importer
 from decode_service.config import DecodeConfig
+from decode_service.prefill import importer
 from prefill_service.config import PrefillConfig
 from tests.integration.conftest import LoadPair
 from tests.integration.test_publication import digest_after, num_jobs

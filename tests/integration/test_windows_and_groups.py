@@ -13,10 +13,10 @@ import pytest_asyncio
 
 from common.kv.plan import plan_spans
 from common.wire.failure import RemoteFailure
-from decode_service import importer
 from decode_service.app import Loaded
-from decode_service.backends.torch_backend import TorchBackend
 from decode_service.cache.storage import Kind, PagedStorage
+from decode_service.generate.backends.torch_backend import TorchBackend
+from decode_service.prefill import importer
 from kvspan.v1 import transfer_pb2
 from tests.integration.conftest import LoadPair, shared_pair
 from tests.integration.test_publication import digest_after

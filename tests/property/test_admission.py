@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from common.errors import PeerLost, PromptTooLong, QueueFull
-from decode_service.reservation import Holder
+from decode_service.cache.reservation import Holder
 from tests.support.admissions import Request, Slots, make_desk
 
 LOST = PeerLost("the stream broke")

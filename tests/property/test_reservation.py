@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from common.errors import InvariantViolation
 from decode_service.cache.cache import KVCache
-from decode_service.reservation import Holder, Reservation, ReservationState
+from decode_service.cache.reservation import Holder, Reservation, ReservationState
 from tests.support.factories import make_geometry
 
 EVENTS = st.lists(st.tuples(st.sampled_from(["hold", "drop"]), st.sampled_from(Holder)), max_size=20)

@@ -20,7 +20,7 @@ from common.session.messages import (
     PrefillFailed,
     PrefillMessage,
     ReleaseSpan,
-    SpanTold,
+    SpanSealed,
     StartPrefill,
     TransferMode,
 )
@@ -30,17 +30,17 @@ from tests.support.sessions import make_logits
 
 PAGE_BYTES = 4_096
 Message = DecodeMessage | PrefillMessage
-SPAN_CHANGES: tuple[Callable[[SpanTold], SpanTold], ...] = (
-    lambda told: SpanTold(replace(told.span, transfer_id=told.span.transfer_id + 1)),
-    lambda told: SpanTold(replace(told.span, attempt=2)),
-    lambda told: SpanTold(replace(told.span, slot_id=told.span.slot_id + 1)),
-    lambda told: SpanTold(replace(told.span, generation=told.span.generation + 1)),
-    lambda told: SpanTold(replace(told.span, sequence=told.span.sequence + 1)),
-    lambda told: SpanTold(replace(told.span, group_index=told.span.group_index ^ 1)),
-    lambda told: SpanTold(replace(told.span, offset=told.span.offset + 64)),
-    lambda told: SpanTold(replace(told.span, length=told.span.length + 64)),
-    lambda told: SpanTold(replace(told.span, digest=bytes(8))),
-    lambda told: SpanTold(replace(told.span, digest=b"")),
+SPAN_CHANGES: tuple[Callable[[SpanSealed], SpanSealed], ...] = (
+    lambda told: SpanSealed(replace(told.span, transfer_id=told.span.transfer_id + 1)),
+    lambda told: SpanSealed(replace(told.span, attempt=2)),
+    lambda told: SpanSealed(replace(told.span, slot_id=told.span.slot_id + 1)),
+    lambda told: SpanSealed(replace(told.span, generation=told.span.generation + 1)),
+    lambda told: SpanSealed(replace(told.span, sequence=told.span.sequence + 1)),
+    lambda told: SpanSealed(replace(told.span, group_index=told.span.group_index ^ 1)),
+    lambda told: SpanSealed(replace(told.span, offset=told.span.offset + 64)),
+    lambda told: SpanSealed(replace(told.span, length=told.span.length + 64)),
+    lambda told: SpanSealed(replace(told.span, digest=bytes(8))),
+    lambda told: SpanSealed(replace(told.span, digest=b"")),
 )
 
 
@@ -68,7 +68,7 @@ def corrupted(message: Message, choice: int) -> Message:
     cannot be told from an honest one.
     """
     match message:
-        case SpanTold():
+        case SpanSealed():
             return SPAN_CHANGES[choice % len(SPAN_CHANGES)](message)
         case PrefillDone():
             return DONE_CHANGES[choice % len(DONE_CHANGES)](message)
@@ -203,10 +203,10 @@ class HostileStream(RuleBasedStateMachine):
         self.pair.cancel(1 + transfer_id % len(self.pair.records))
 
     @rule()
-    def drain_prefill(self) -> None:
+    def shut_prefill_down(self) -> None:
         """Prefill is told to end."""
         if self.pair.records:
-            self.pair.drain_prefill()
+            self.pair.shut_prefill_down()
 
     @rule()
     def retire(self) -> None:
@@ -242,7 +242,7 @@ TestHostileStream = HostileStream.TestCase
 
 def test_every_change_of_a_span_or_an_end_keeps_a_transfer_from_publication() -> None:
     """The changes above are faults: each alone ends the transfer it touches."""
-    for kind, changes in ((SpanTold, SPAN_CHANGES), (PrefillDone, DONE_CHANGES)):
+    for kind, changes in ((SpanSealed, SPAN_CHANGES), (PrefillDone, DONE_CHANGES)):
         for choice in range(len(changes)):
             pair = SessionPair("walk", PageStore(PAGE_BYTES))
             pair.settle()

@@ -142,9 +142,9 @@ class HonestPair(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.pair.records) > 1)
     @rule()
-    def drain_prefill(self) -> None:
+    def shut_prefill_down(self) -> None:
         """Prefill is told to end: what it has accepted goes on."""
-        self.pair.drain_prefill()
+        self.pair.shut_prefill_down()
 
     @precondition(lambda self: len(self.pair.records) > 1)
     @rule()
@@ -208,7 +208,7 @@ def test_what_runs_is_published_when_prefill_is_told_to_end() -> None:
     pair.settle()
     pair.start(Wish(10, 3, TransferMode.STREAM, False))
     pair.deliver_to_prefill()
-    pair.drain_prefill()
+    pair.shut_prefill_down()
     assert pair.start(Wish(4, 0, TransferMode.STREAM, False)), "decode has not heard yet"
 
     while not pair.has_left:

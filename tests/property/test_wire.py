@@ -27,7 +27,7 @@ from common.session.messages import (
     ReleaseSpan,
     SlabHandle,
     SourceTimings,
-    SpanTold,
+    SpanSealed,
     StartPrefill,
     TransferMode,
     VersionRange,
@@ -135,7 +135,7 @@ SPANS = st.builds(
     length=INDEX,
     digest=st.binary(max_size=16),
     written_ns=INDEX,
-    told_ns=INDEX,
+    sealed_ns=INDEX,
 )
 
 PREFILL_MESSAGES: st.SearchStrategy[PrefillMessage] = st.one_of(
@@ -153,7 +153,7 @@ PREFILL_MESSAGES: st.SearchStrategy[PrefillMessage] = st.one_of(
         nonce=st.binary(min_size=1, max_size=32),
     ),
     st.builds(PrefillAccepted, UINT64, COUNT, UINT32),
-    st.builds(SpanTold, SPANS),
+    st.builds(SpanSealed, SPANS),
     st.builds(
         PrefillDone,
         transfer_id=UINT64,

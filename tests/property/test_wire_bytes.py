@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import NegotiationError, RemoteProtocolError
-from common.session.messages import PrefillAccepted, SpanTold
+from common.session.messages import PrefillAccepted, SpanSealed
 from common.wire.convert import decode_message_from_proto, prefill_message_from_proto, to_proto
 from kvspan.v1 import transfer_pb2 as pb
 from tests.support.sessions import (
@@ -28,7 +28,7 @@ REQUESTS = (to_proto(make_hello()).SerializeToString(), to_proto(make_start()).S
 RESPONSES = (
     to_proto(make_welcome()).SerializeToString(),
     to_proto(make_done(START, SPANS)).SerializeToString(),
-    *(to_proto(SpanTold(span)).SerializeToString() for span in SPANS),
+    *(to_proto(SpanSealed(span)).SerializeToString() for span in SPANS),
 )
 
 Change = tuple[int, bytes]

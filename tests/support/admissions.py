@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from common.errors import KVSpanError
 from common.kv.ranges import Range
 from common.slab.allocator import Slot, SlotAllocator
-from decode_service.admission import Admission, Grant, SlotSource, Ticket
+from decode_service.cache.admission import Admission, Grant, SlotSource, Ticket
 from decode_service.cache.cache import KVCache
-from decode_service.reservation import Holder, Reservation
+from decode_service.cache.reservation import Holder, Reservation
 from tests.support.factories import make_hybrid_geometry
 
 GEOMETRY = make_hybrid_geometry(windows=(6, None), page_tokens=4)

@@ -16,26 +16,26 @@ from common.session.messages import (
     PrefillAccepted,
     PrefillCancelled,
     SlabHandle,
-    SpanTold,
+    SpanSealed,
     StartPrefill,
 )
 from common.slab.allocator import Slot
 from common.slab.segment import SlabSegment
 from common.telemetry.timeline import SpanRecord, Timeline
 from decode_service.cache.cache import KVCache
-from decode_service.importer import Importer, ImportJob
-from decode_service.journaling import DecodeJournal
-from decode_service.peer_session import PeerSession, SessionContext
-from decode_service.remote_prefill import RemotePrefill
-from decode_service.request import GenerationRequest
-from decode_service.reservation import Holder, Reservation
+from decode_service.cache.reservation import Holder, Reservation
+from decode_service.prefill.importer import Importer, ImportJob
+from decode_service.prefill.journaling import DecodeJournal
+from decode_service.prefill.peer_session import PeerSession, SessionContext
+from decode_service.prefill.remote_prefill import RemotePrefill
+from decode_service.request import Request
 from tests.support.decoding import make_request
 from tests.support.factories import make_geometry
 from tests.support.sessions import PROMPT, make_done, make_hello, make_spans, make_welcome
 
 SLAB_BYTES = 65_536
 SLOT_BYTES = 8192
-REQUEST: GenerationRequest = replace(make_request(), prompt_ids=PROMPT)
+REQUEST: Request = replace(make_request(), prompt_ids=PROMPT)
 """Five tokens of the geometry of `make_hello`: six spans."""
 
 
@@ -53,7 +53,7 @@ class HeldImporter:
         """End the oldest copies well; all when no number is given."""
         for _ in range(len(self.jobs) if count is None else count):
             job, span = self.jobs[0], self.jobs[0].span
-            self._end(SpanRecord(span.sequence, span.length, span.written_ns, span.told_ns, 40, 70), job)
+            self._end(SpanRecord(span.sequence, span.length, span.written_ns, span.sealed_ns, 40, 70), job)
 
     def fail(self, error: KVSpanError) -> None:
         """End the oldest copy badly."""
@@ -154,7 +154,7 @@ class SessionDesk:
     def tell(self, transfer: Transfer, spans: Sequence[Span] | None = None) -> None:
         """Tell spans; all when none are given."""
         for span in transfer.spans if spans is None else spans:
-            self.session.receive(SpanTold(span))
+            self.session.receive(SpanSealed(span))
 
     def end(self, transfer: Transfer) -> None:
         """Say Done."""

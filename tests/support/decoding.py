@@ -16,12 +16,11 @@ from common.model.text import Tokenizer
 from common.model.tiny import EOS_ID, VOCAB_SIZE, make_byte_tokenizer
 from common.session.messages import TransferMode
 from decode_service.cache.cache import KVCache
-from decode_service.generation import Generation, TokenEvent
+from decode_service.cache.reservation import Reservation
+from decode_service.generate.answer import Answer, TokenEvent
+from decode_service.generate.sequence import Sequence
 from decode_service.publication import publish
-from decode_service.request import GenerationRequest, Route
-from decode_service.reservation import Reservation
-from decode_service.sampling import SamplingParams
-from decode_service.sequence import Sequence
+from decode_service.request import Request, Route, SamplingParams
 from tests.support.factories import make_geometry
 from tests.support.fakes import CountingBackend, one_hot
 
@@ -39,9 +38,9 @@ def make_request(
     stop_ids: frozenset[int] = frozenset({EOS_ID}),
     route: Route = Route.REMOTE,
     mode: TransferMode = TransferMode.STREAM,
-) -> GenerationRequest:
+) -> Request:
     """Return a greedy request whose prompt is bytes."""
-    return GenerationRequest(
+    return Request(
         request_id="000001",
         prompt_ids=tuple(prompt.encode()),
         sampling=SamplingParams(max_new_tokens=max_new_tokens),
@@ -53,9 +52,9 @@ def make_request(
     )
 
 
-def make_generation(request: GenerationRequest) -> Generation:
+def make_answer(request: Request) -> Answer:
     """Return the state of its tokens before the first."""
-    return Generation(request, TOKENIZER, Random(5))
+    return Answer(request, TOKENIZER, Random(5))
 
 
 def logits_of(token_id: int) -> Tensor:
@@ -63,7 +62,7 @@ def logits_of(token_id: int) -> Tensor:
     return torch.from_numpy(one_hot(VOCAB_SIZE, token_id))
 
 
-def generate(generation: Generation, token_ids: Tokens[int]) -> list[TokenEvent]:
+def generate(generation: Answer, token_ids: Tokens[int]) -> list[TokenEvent]:
     """Feed tokens until the generation ends."""
     events = []
     for token_id in token_ids:
@@ -137,7 +136,7 @@ def make_lane(first: str, max_new_tokens: int = 4, prompt: str = "abc") -> Lane:
     freed: list[Reservation] = []
     reservation = Reservation(pages.reserve(request.prompt_len, max_new_tokens), freed.append)
     prefill = ProvenPrefill(logits_of(ord(first)))
-    sequence = publish(reservation, prefill, make_generation(request), request.prompt_len)
+    sequence = publish(reservation, prefill, make_answer(request), request.prompt_len)
     return Lane(sequence, reservation, freed)
 
 

@@ -56,7 +56,7 @@ class SpanIdentity:
     slot_id: int = 7
     generation: int = 3
     written_ns: int = 1_000
-    told_ns: int = 1_300
+    sealed_ns: int = 1_300
 
 
 def make_span(
@@ -88,5 +88,5 @@ def make_span(
         length=length if length is not None else span_bytes(group, len(layers), len(tokens)),
         digest=digest,
         written_ns=identity.written_ns,
-        told_ns=identity.told_ns,
+        sealed_ns=identity.sealed_ns,
     )

@@ -17,8 +17,8 @@ from common.errors import Cancelled
 from common.kv.geometry import GroupGeometry, KVGeometry
 from common.kv.ranges import Range
 from common.kv.writer import KVWriter, Rows
-from decode_service.backends.base import BackendDescription, BackendStatistics, LaneStep
 from decode_service.cache.storage import Kind
+from decode_service.generate.backends.base import BackendDescription, BackendStatistics, LaneStep
 from prefill_service.engines.base import EngineDescription
 
 

@@ -118,7 +118,7 @@ def span(transfer: int, generation: int, sequence: int) -> dict[str, Any]:
 
 
 def make_story(life: str = "", start_ns: int = 0) -> Story:
-    """Return a story in which no rule is broken; `life` tells its boot ids from those of another."""
+    """Return a story in which no rule is broken; `life` seals its boot ids from those of another."""
     story = Story(boots={side: boot + life for side, boot in BOOTS.items()}, start_ns=start_ns)
     shape = {"layers": LAYERS, "row_bytes": ROW_BYTES}
     story.add(DECODE, Event.SERVICE_STARTED, role=DECODE, pages=[20, 30], **shape)
@@ -151,7 +151,7 @@ def _begin(story: Story, transfer: int, pages: Sequence[Any]) -> dict[str, Any]:
 def _published(story: Story) -> None:
     name = _begin(story, 1, [[[0, 3]], [[4, 6], [8, 9]]])
     for sequence in range(3):
-        story.on_session(PREFILL, Event.SPAN_TOLD, **span(1, 1, sequence))
+        story.on_session(PREFILL, Event.SPAN_SEALED, **span(1, 1, sequence))
         story.on_session(DECODE, Event.SPAN_SUBMITTED, **span(1, 1, sequence))
         if sequence < 2:
             story.on_session(DECODE, Event.SPAN_IMPORTED, **name, sequence=sequence)
@@ -170,7 +170,7 @@ def _published(story: Story) -> None:
 
 def _cancelled(story: Story) -> None:
     name = _begin(story, 2, [[[3, 6]], [[6, 8]]])
-    story.on_session(PREFILL, Event.SPAN_TOLD, **span(2, 2, 0))
+    story.on_session(PREFILL, Event.SPAN_SEALED, **span(2, 2, 0))
     story.on_session(DECODE, Event.SPAN_SUBMITTED, **span(2, 2, 0))
     story.on_session(DECODE, Event.TRANSFER_ABORTED, **name, reason="REQUEST_CANCELLED")
     story.on_session(PREFILL, Event.TRANSFER_DRAINED, **name)

@@ -20,19 +20,19 @@ from common.runtime.clock import SystemClock
 from common.session.messages import DecodeMessage, SlabHandle, StartPrefill
 from common.slab.segment import SlabSegment
 from common.telemetry.timeline import Timeline
-from decode_service.admission import Admission
+from decode_service.cache.admission import Admission
 from decode_service.cache.cache import KVCache
+from decode_service.cache.reservation import Reservation
 from decode_service.cache.storage import PagedStorage
 from decode_service.core import DecodeCore, LossPolicy, Owners
-from decode_service.generation import TokenEvent
-from decode_service.importer import Importer
-from decode_service.journaling import DecodeJournal
-from decode_service.local_prefill import LocalEngine
-from decode_service.peer_session import PeerSession, SessionContext
-from decode_service.request import GenerationRequest
-from decode_service.reservation import Reservation
-from decode_service.routing import Router
-from decode_service.step_loop import StepLoop
+from decode_service.generate.answer import TokenEvent
+from decode_service.generate.step_loop import StepLoop
+from decode_service.prefill.importer import Importer
+from decode_service.prefill.journaling import DecodeJournal
+from decode_service.prefill.local_prefill import LocalEngine
+from decode_service.prefill.peer_session import PeerSession, SessionContext
+from decode_service.prefill.routing import Router
+from decode_service.request import Request
 from prefill_service.decode_peer import DecodePeer, PeerContext
 from prefill_service.engine_loop import EngineLoop
 from prefill_service.job import Job
@@ -43,7 +43,7 @@ from tests.support.sessions import make_hello, make_identity, make_offer
 
 if TYPE_CHECKING:
     from common.model.prefill import ChunkedPrefill
-    from decode_service.prefill_client import PrefillPeer
+    from decode_service.prefill.prefill_client import PrefillPeer
 
 IDENTITY = make_identity(GEOMETRY)
 OFFER = replace(make_offer(IDENTITY), max_prompt_tokens=40, max_concurrency=2)
@@ -67,7 +67,7 @@ class MemoryPeer:
     def session(self) -> PeerSession | None:
         """The session, while it is open."""
         session = self._session
-        return session if session is not None and session.is_open and not session.is_draining else None
+        return session if session is not None and session.is_open and not session.is_leaving else None
 
     def join(self, session: PeerSession) -> None:
         """Have a new session."""
@@ -148,23 +148,23 @@ class MemoryPair:
         self.peer.last.close(PeerLost("the stream broke"))
         self.decode_peers[-1].close()
 
-    def drain_upon_start(self) -> None:
+    def leave_upon_start(self) -> None:
         """Have prefill drain while the next StartPrefill is under way, so that it crosses the GoAway."""
         remote = self.decode_peers[-1]
         receive = remote.receive
 
         def crossed(message: DecodeMessage) -> None:
             if isinstance(message, StartPrefill):
-                remote.drain()
+                remote.leave()
             receive(message)
 
         remote.receive = crossed  # type: ignore[method-assign]
 
-    def begin(self, request: GenerationRequest) -> AsyncGenerator[list[TokenEvent]]:
+    def begin(self, request: Request) -> AsyncGenerator[list[TokenEvent]]:
         """Return the tokens of a request as they will come."""
         return self.core.generate(request, Timeline(SystemClock().now_ns()))
 
-    async def generate(self, request: GenerationRequest) -> list[TokenEvent]:
+    async def generate(self, request: Request) -> list[TokenEvent]:
         """Run a request to its end."""
         return [event async for events in self.begin(request) for event in events]
 

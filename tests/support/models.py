@@ -19,11 +19,11 @@ from common.model.loader import TORCH_DTYPES
 from common.model.prefill import ChunkedPrefill
 from common.model.source import TinyFamily
 from common.model.tiny import make_tiny, tiny_config, tiny_gemma3_config
-from decode_service.backends.base import LaneStep
-from decode_service.backends.torch_backend import TorchBackend
 from decode_service.cache.storage import PagedStorage
 from decode_service.cache.tables import PageTable
-from decode_service.page_writer import PageWriter
+from decode_service.generate.backends.base import LaneStep
+from decode_service.generate.backends.torch_backend import TorchBackend
+from decode_service.prefill.page_writer import PageWriter
 
 MAX_LANES = 8
 

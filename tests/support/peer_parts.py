@@ -17,14 +17,14 @@ from common.errors import Cancelled, EngineFailed, LeaseExpired
 from common.kv.digest import DigestKind, digest
 from common.kv.plan import PlannedSpan, SpanGranularity, SpanPlan, plan_spans
 from common.kv.ranges import Range
+from common.kv.ring import ring_shares
 from common.kv.spans import Span, key_range, value_range
-from common.kv.window import window_shares
 from common.runtime.clock import ManualClock
 from common.session.actions import PrefillAction
 from common.session.messages import StartPrefill, TransferMode
 from common.session.prefill_side import PrefillSession
 from common.slab.allocator import Slot, SlotAllocator
-from prefill_service.credit import CreditTerms, CreditWindow
+from prefill_service.credit import CreditRing, CreditTerms
 from tests.support.factories import make_hybrid_geometry
 from tests.support.sessions import TIMINGS, make_logits, make_totals
 
@@ -131,7 +131,7 @@ class PageStore:
 class _Run:
     start: StartPrefill
     planned: deque[PlannedSpan]
-    window: CreditWindow | None
+    ring: CreditRing | None
     """None when the slot holds everything."""
 
     stop: threading.Event
@@ -140,8 +140,8 @@ class _Run:
 
     @property
     def tells_at_once(self) -> bool:
-        """Whether a span is told before the end."""
-        return self.start.mode is TransferMode.STREAM or self.window is not None
+        """Whether a span is sealed before the end."""
+        return self.start.mode is TransferMode.STREAM or self.ring is not None
 
 
 class FakeEngine:
@@ -177,9 +177,9 @@ class FakeEngine:
         """Take credit for a span of the running job."""
         assert self._run is not None
         assert self._run.start.transfer_id == transfer_id
-        if self._run.window is not None:
-            self._run.window.release(sequence)
-            self._run.window.check_integrity()
+        if self._run.ring is not None:
+            self._run.ring.release(sequence)
+            self._run.ring.check_integrity()
 
     @property
     def running(self) -> int | None:
@@ -220,13 +220,13 @@ class FakeEngine:
         if self._session.engine_started(start.transfer_id):
             plan = plan_spans(GEOMETRY, start.first_token, len(start.token_ids), GRANULARITY)
             stop = threading.Event()
-            self._run = _Run(start, deque(plan), _make_window(plan, start, stop), stop)
+            self._run = _Run(start, deque(plan), _make_ring(plan, start, stop), stop)
         return ()
 
     def _write_first_half(self, run: _Run) -> tuple[PrefillAction, ...] | None:
         planned = run.planned[0]
         try:
-            offset = planned.offset if run.window is None else run.window.open(planned)
+            offset = planned.offset if run.ring is None else run.ring.open(planned)
         except (LeaseExpired, Cancelled):
             return None
         run.planned.popleft()
@@ -244,7 +244,7 @@ class FakeEngine:
             length=planned.length,
             digest=digest(DIGEST, content),
             written_ns=len(run.made),
-            told_ns=len(run.made),
+            sealed_ns=len(run.made),
         )
         run.writing = (planned, span, content)
         self._write(run, span.offset, content[: span.length // 2])
@@ -257,8 +257,8 @@ class FakeEngine:
         self._write(run, span.offset + half, content[half:])
         run.made.append(span)
         run.writing = None
-        if run.window is not None:
-            run.window.told(span.sequence, planned)
+        if run.ring is not None:
+            run.ring.sealed(span.sequence, planned)
         return self._session.span_written(span) if run.tells_at_once else ()
 
     def _write(self, run: _Run, offset: int, content: bytes) -> None:
@@ -268,14 +268,14 @@ class FakeEngine:
     def _finish(self, run: _Run) -> tuple[PrefillAction, ...]:
         self._run = None
         untold = [] if run.tells_at_once else run.made
-        told = [action for span in untold for action in self._session.span_written(span)]
+        sealed = [action for span in untold for action in self._session.span_written(span)]
         totals = make_totals(run.made, len(GROUPS))
         end = self._session.engine_finished(run.start.transfer_id, totals, make_logits(), TIMINGS)
-        return (*told, *end)
+        return (*sealed, *end)
 
 
-def _make_window(plan: SpanPlan, start: StartPrefill, stop: threading.Event) -> CreditWindow | None:
-    """Return the window of a slot that does not hold everything; it never waits, so that a step ends."""
+def _make_ring(plan: SpanPlan, start: StartPrefill, stop: threading.Event) -> CreditRing | None:
+    """Return the ring of a slot that does not hold everything; it never waits, so that a step ends."""
     if plan.total_bytes <= start.slot_size:
         return None
-    return CreditWindow(window_shares(plan, start.slot_size), CreditTerms(0, stop, ManualClock()))
+    return CreditRing(ring_shares(plan, start.slot_size), CreditTerms(0, stop, ManualClock()))

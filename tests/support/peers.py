@@ -19,8 +19,8 @@ from common.kv.coverage import Coverage
 from common.kv.digest import digest
 from common.kv.plan import plan_spans
 from common.kv.ranges import Range
+from common.kv.ring import minimum_ring
 from common.kv.spans import Span
-from common.kv.window import minimum_window
 from common.session.actions import (
     AttachSlab,
     DecodeAction,
@@ -125,7 +125,7 @@ class SessionPair:
         """Reserve pages and slot, then start a transfer; nothing when something is full."""
         cells = self._place_cells(wish)
         plan = plan_spans(GEOMETRY, wish.first_token, wish.prompt_len, GRANULARITY)
-        slot_bytes = minimum_window(plan) if wish.is_tight else plan.total_bytes
+        slot_bytes = minimum_ring(plan) if wish.is_tight else plan.total_bytes
         is_full = self.decode.statistics().num_transfers == 3
         if self.decode.state is not SessionState.OPEN or is_full or not self._allocator.can_lease(slot_bytes):
             return False
@@ -229,9 +229,9 @@ class SessionPair:
         """The time limit of a job passes at prefill."""
         self._carry_out_prefill(self.prefill.expire(transfer_id, LeaseExpired("too slow")))
 
-    def drain_prefill(self) -> None:
+    def shut_prefill_down(self) -> None:
         """Prefill is told to end."""
-        self._carry_out_prefill(self.prefill.drain())
+        self._carry_out_prefill(self.prefill.leave())
 
     def close_prefill(self) -> None:
         """Prefill learns that the stream is gone."""

@@ -12,7 +12,7 @@ from common.errors import KVSpanError
 from common.kv.ranges import Range
 from common.kv.spans import SPAN_LAYOUT, Span
 from common.runtime.clock import ManualClock
-from common.session.messages import CancelPrefill, PrefillMessage, SlabHandle, SpanTold, StartPrefill
+from common.session.messages import CancelPrefill, PrefillMessage, SlabHandle, SpanSealed, StartPrefill
 from common.slab.segment import SlabSegment
 from prefill_service.decode_peer import DecodePeer, PeerContext
 from prefill_service.engines.base import PrefillEngine
@@ -99,8 +99,8 @@ def make_peer_desk(slab_dir: Path, queue: JobQueue[Job] | None = None, number: i
 
 
 def spans_of(messages: Iterable[PrefillMessage | None]) -> list[Span]:
-    """Return the spans told by these messages."""
-    return [message.span for message in messages if isinstance(message, SpanTold)]
+    """Return the spans sealed by these messages."""
+    return [message.span for message in messages if isinstance(message, SpanSealed)]
 
 
 async def turns(count: int = 5) -> None:

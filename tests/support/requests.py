@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from common.kv.ranges import Range
 from decode_service.core import RequestCounts
-from decode_service.request import GenerationRequest
+from decode_service.request import Request
 from tests.support.fakes import PatternEngine
 from tests.support.memory_pair import MemoryPair
 
@@ -40,7 +40,7 @@ class Gate:
         self._open.set()
 
 
-def start(pair: MemoryPair, request: GenerationRequest) -> asyncio.Task[list[str]]:
+def start(pair: MemoryPair, request: Request) -> asyncio.Task[list[str]]:
     """Run a request beside the test; gives its texts."""
 
     async def run() -> list[str]:

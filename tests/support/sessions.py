@@ -30,7 +30,7 @@ from common.session.messages import (
     PrefillMessage,
     SlabHandle,
     SourceTimings,
-    SpanTold,
+    SpanSealed,
     StartPrefill,
     TransferMode,
     VersionRange,
@@ -160,7 +160,7 @@ def make_spans(
             length=planned.length,
             digest=b"",
             written_ns=1_000,
-            told_ns=1_300,
+            sealed_ns=1_300,
         )
         for sequence, planned in enumerate(plan)
     ]
@@ -246,7 +246,7 @@ def tell(session: DecodeSession, start: StartPrefill = START) -> None:
     """Have every span of a transfer told, and its end."""
     spans = make_spans(start)
     for span in spans:
-        session.receive(SpanTold(span))
+        session.receive(SpanSealed(span))
     session.receive(make_done(start, spans))
 
 

@@ -20,21 +20,26 @@ STUBS = "kvspan/v1/*"
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
-COMPUTE = ("common/model/*", "prefill_service/engines/*", "decode_service/backends/*")
+COMPUTE = ("common/model/*", "prefill_service/engines/*", "decode_service/generate/backends/*")
 """Where models live and run."""
 
 COMPOSITION_ROOTS = ("prefill_service/app.py", "decode_service/app.py")
 """Open and close everything; set the number of threads of the process."""
 
 DOORS = {
-    "torch": (*COMPUTE, *COMPOSITION_ROOTS, "decode_service/cache/storage.py", "decode_service/sampling.py"),
+    "torch": (
+        *COMPUTE,
+        *COMPOSITION_ROOTS,
+        "decode_service/cache/storage.py",
+        "decode_service/generate/sampling.py",
+    ),
     "transformers": COMPUTE,
     "grpc": (
         "common/wire/*",
         *COMPOSITION_ROOTS,
         "prefill_service/servicer.py",
-        "decode_service/servicer.py",
-        "decode_service/prefill_client.py",
+        "decode_service/api/servicer.py",
+        "decode_service/prefill/prefill_client.py",
         "kvspan/client.py",
         # Commands that are clients of both services.
         "kvspan/commands/check.py",

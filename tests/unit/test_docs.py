@@ -360,7 +360,7 @@ def test_every_log_event_has_its_level() -> None:
     logged = {(event, "error" if call == "exception" else call) for call, event in calls}
 
     # The docstring of logging.py has an example that nobody logs.
-    assert told == logged - {("span.told", "info")}
+    assert told == logged - {("span.sealed", "info")}
     assert all(logging.getLevelName(level.upper()) != f"Level {level.upper()}" for _, level in told)
 
 

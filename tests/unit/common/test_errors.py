@@ -67,7 +67,7 @@ EXAMPLES: tuple[tuple[KVSpanError, dict[str, str]], ...] = (
     (errors.PeerUnavailable("no session"), {"problem": "no session"}),
     (errors.PrefillEngineFailed("no memory"), {"problem": "no memory"}),
     (errors.LeaseExpired("after 3 s"), {"problem": "after 3 s"}),
-    (errors.Draining("shutting down"), {"problem": "shutting down"}),
+    (errors.ShuttingDown("shutting down"), {"problem": "shutting down"}),
     (
         errors.InvalidRequest([Violation("top_p", "above 1"), Violation("seed", "negative")]),
         {"violations": "top_p: above 1; seed: negative"},
@@ -131,7 +131,7 @@ def test_codes_are_unique_and_stable_names(kind: type[KVSpanError]) -> None:
         (errors.PagesExhausted, True, Blame.LOCAL),
         (errors.ChecksumMismatch, False, Blame.REMOTE),
         (errors.PeerLost, True, Blame.REMOTE),
-        (errors.Draining, True, Blame.LOCAL),
+        (errors.ShuttingDown, True, Blame.LOCAL),
         (errors.PromptTooLong, False, Blame.REMOTE),
         (errors.EngineFailed, False, Blame.LOCAL),
     ],

@@ -19,8 +19,8 @@ from common.runtime.clock import SystemClock
 from common.session.messages import TransferMode
 from common.telemetry.timeline import Timeline
 from decode_service.core import LATE_TOLERANCE_S, LossPolicy, RequestCounts
-from decode_service.generation import FinishReason
-from decode_service.request import GenerationRequest, Route
+from decode_service.generate.answer import FinishReason
+from decode_service.request import Request, Route
 from tests.support.decoding import make_request
 from tests.support.memory_pair import memory_pair
 from tests.support.requests import Gate, counts_of, start
@@ -106,9 +106,7 @@ async def test_a_full_queue_refuses(slab_dir: Path) -> None:
     ],
     ids=["peer", "pages", "local"],
 )
-async def test_what_can_never_fit_is_refused_at_once(
-    slab_dir: Path, request_: GenerationRequest, limit: int
-) -> None:
+async def test_what_can_never_fit_is_refused_at_once(slab_dir: Path, request_: Request, limit: int) -> None:
     """Before anything is held."""
     async with memory_pair(slab_dir) as pair:
         with pytest.raises(PromptTooLong) as refusal:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from common.errors import (
-    Draining,
     EngineFailed,
     InvariantViolation,
     PeerLost,
     PeerUnavailable,
+    ShuttingDown,
 )
 from common.kv.ranges import Range
 from common.runtime.invariants import watch_callbacks
@@ -86,9 +86,9 @@ async def test_a_draining_service_refuses_new_requests_and_ends_the_old(slab_dir
         gate = Gate(pair.engine)
         task = start(pair, make_request())
         await gate.entered()
-        pair.core.drain()
+        pair.core.shut_down()
 
-        with pytest.raises(Draining):
+        with pytest.raises(ShuttingDown):
             await pair.generate(make_request())
 
         assert not await pair.core.wait_idle(0)
@@ -104,7 +104,7 @@ async def test_a_request_that_a_draining_peer_refuses_may_be_tried_again(slab_di
         gate = Gate(pair.engine)
         running = start(pair, make_request())
         await gate.entered()
-        pair.drain_upon_start()
+        pair.leave_upon_start()
 
         with pytest.raises(PeerUnavailable, match="shutting down"):
             await pair.generate(make_request())
@@ -121,11 +121,11 @@ async def test_a_request_that_a_draining_peer_refuses_runs_elsewhere(
 ) -> None:
     """Never again in the session that drains."""
     async with memory_pair(slab_dir, policy) as pair:
-        pair.drain_upon_start()
+        pair.leave_upon_start()
         pair.changed.clear()
         task = start(pair, make_request())
         await pair.changed.wait()
-        assert pair.peer.last.is_draining
+        assert pair.peer.last.is_leaving
         if policy is LossPolicy.RETRY:
             pair.cut()
             await pair.connect()

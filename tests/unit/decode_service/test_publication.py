@@ -8,9 +8,9 @@ import pytest
 
 from common.errors import ChecksumMismatch, CoverageIncomplete, InvariantViolation, PeerLost
 from decode_service.cache.cache import KVCache
+from decode_service.cache.reservation import Holder, Reservation, ReservationState
 from decode_service.publication import publish
-from decode_service.reservation import Holder, Reservation, ReservationState
-from tests.support.decoding import GEOMETRY, ProvenPrefill, logits_of, make_generation, make_request
+from tests.support.decoding import GEOMETRY, ProvenPrefill, logits_of, make_answer, make_request
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("common", "decode_service", "kvspan", "prefill_service")
@@ -29,7 +29,7 @@ def test_a_proven_prefill_becomes_a_sequence_that_holds_its_pages() -> None:
     """Readable, held for the step loop, and the slab bytes may go."""
     reservation, prefill = make_reservation(), ProvenPrefill(logits_of(ord("x")))
 
-    sequence = publish(reservation, prefill, make_generation(REQUEST), REQUEST.prompt_len)
+    sequence = publish(reservation, prefill, make_answer(REQUEST), REQUEST.prompt_len)
 
     assert reservation.state is ReservationState.PUBLISHED
     assert reservation.holders == {Holder.PRODUCER, Holder.LANE}, "a slow reader holds no lane"
@@ -53,7 +53,7 @@ def test_nothing_is_visible_when_the_proof_fails(error: Exception) -> None:
     reservation, prefill = make_reservation(), ProvenPrefill(logits_of(65), error)
 
     with pytest.raises(type(error)):
-        publish(reservation, prefill, make_generation(REQUEST), REQUEST.prompt_len)
+        publish(reservation, prefill, make_answer(REQUEST), REQUEST.prompt_len)
 
     assert reservation.state is ReservationState.RESERVED
     assert reservation.holders == {Holder.CLIENT, Holder.PRODUCER}
@@ -63,10 +63,10 @@ def test_nothing_is_visible_when_the_proof_fails(error: Exception) -> None:
 def test_pages_are_published_once() -> None:
     """A second sequence over the same pages would write into the first."""
     reservation, prefill = make_reservation(), ProvenPrefill(logits_of(65))
-    publish(reservation, prefill, make_generation(REQUEST), REQUEST.prompt_len)
+    publish(reservation, prefill, make_answer(REQUEST), REQUEST.prompt_len)
 
     with pytest.raises(InvariantViolation):
-        publish(reservation, prefill, make_generation(REQUEST), REQUEST.prompt_len)
+        publish(reservation, prefill, make_answer(REQUEST), REQUEST.prompt_len)
 
     assert prefill.num_settled == 1
 

@@ -1,4 +1,4 @@
-"""Room in a window: who has which bytes, who waits, and what ends the wait."""
+"""Room in a ring: who has which bytes, who waits, and what ends the wait."""
 
 import threading
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from common.kv.plan import PlannedSpan
 from common.kv.ranges import Range
 from common.runtime.clock import ManualClock
 from prefill_service import credit
-from prefill_service.credit import CreditTerms, CreditWindow
+from prefill_service.credit import CreditRing, CreditTerms
 
 SHARES = (Range(0, 320), Range(320, 512))
 WAIT_S = 7.0
@@ -37,26 +37,26 @@ class Desk:
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self.clock, self.stop = SteppingClock(), threading.Event()
-        self.window = CreditWindow(SHARES, CreditTerms(WAIT_S, self.stop, self.clock))
+        self.ring = CreditRing(SHARES, CreditTerms(WAIT_S, self.stop, self.clock))
         self._pool = pool
 
-    def tell(self, sequence: int, length: int, group_index: int = 0) -> int:
+    def seal(self, sequence: int, length: int, group_index: int = 0) -> int:
         """Open a span and tell it; return where it lies."""
         planned = make_planned(length, group_index)
-        offset = self.window.open(planned)
-        self.window.told(sequence, planned)
+        offset = self.ring.open(planned)
+        self.ring.sealed(sequence, planned)
         return offset
 
     def wait_for(self, length: int, group_index: int = 0) -> Future[int]:
         """Have a thread ask for room that there is not; return once it waits or is about to."""
-        opened = self._pool.submit(self.window.open, make_planned(length, group_index))
+        opened = self._pool.submit(self.ring.open, make_planned(length, group_index))
         for _ in range(2):
             assert self.clock.reads.acquire(timeout=LONG_S)
         return opened
 
     def release(self, sequence: int) -> None:
         """Give a span back, and see the thread that waits look at the clock."""
-        self.window.release(sequence)
+        self.ring.release(sequence)
         assert self.clock.reads.acquire(timeout=LONG_S)
 
 
@@ -72,144 +72,144 @@ def desk() -> Iterator[Desk]:
         desk = Desk(pool)
         yield desk
         desk.stop.set()
-        desk.window.wake()
-        desk.window.check_integrity()
+        desk.ring.wake()
+        desk.ring.check_integrity()
 
 
 def test_spans_of_a_group_lie_one_after_another_in_its_share(desk: Desk) -> None:
     """Rounded to 64 bytes, and never where another group's lie."""
-    assert [desk.tell(0, 100), desk.tell(1, 64), desk.tell(2, 60, group_index=1)] == [0, 128, 320]
+    assert [desk.seal(0, 100), desk.seal(1, 64), desk.seal(2, 60, group_index=1)] == [0, 128, 320]
 
-    counts = desk.window.statistics()
-    assert (counts.num_open, counts.num_told, counts.held_bytes, counts.free_bytes) == (0, 3, 256, 256)
+    counts = desk.ring.statistics()
+    assert (counts.num_open, counts.num_sealed, counts.held_bytes, counts.free_bytes) == (0, 3, 256, 256)
 
 
 def test_a_released_span_s_bytes_are_used_again(desk: Desk) -> None:
     """The lowest room that is large enough."""
-    desk.tell(0, 128)
-    desk.tell(1, 128)
+    desk.seal(0, 128)
+    desk.seal(1, 128)
 
-    desk.window.release(0)
+    desk.ring.release(0)
 
-    assert desk.tell(2, 64) == 0
-    assert desk.tell(3, 64) == 64
-    assert desk.tell(4, 64) == 256
+    assert desk.seal(2, 64) == 0
+    assert desk.seal(3, 64) == 64
+    assert desk.seal(4, 64) == 256
 
 
 def test_a_group_fills_one_span_at_a_time(desk: Desk) -> None:
     """Else two open spans could wait for each other's room."""
-    desk.window.open(make_planned(64))
+    desk.ring.open(make_planned(64))
 
-    with pytest.raises(InvariantViolation, match="group 0 has a span that is not told"):
-        desk.window.open(make_planned(64))
+    with pytest.raises(InvariantViolation, match="group 0 has a span that is not sealed"):
+        desk.ring.open(make_planned(64))
 
-    assert desk.window.statistics().num_open == 1
+    assert desk.ring.statistics().num_open == 1
 
 
 def test_groups_fill_their_spans_beside_each_other(desk: Desk) -> None:
     """A layer of one group may lie between two of another."""
-    desk.window.open(make_planned(64))
-    desk.window.open(make_planned(64, group_index=1))
+    desk.ring.open(make_planned(64))
+    desk.ring.open(make_planned(64, group_index=1))
 
-    assert desk.window.statistics().num_open == 2
+    assert desk.ring.statistics().num_open == 2
 
 
 def test_a_full_share_waits_for_a_release(desk: Desk) -> None:
     """The span gets the bytes that came back."""
-    desk.tell(0, 192)
-    desk.tell(1, 128)
+    desk.seal(0, 192)
+    desk.seal(1, 128)
     opened = desk.wait_for(192)
 
-    desk.window.release(0)
+    desk.ring.release(0)
 
     assert opened.result(LONG_S) == 0
-    assert desk.window.statistics().num_waits == 1
+    assert desk.ring.statistics().num_waits == 1
 
 
 def test_a_release_that_makes_too_little_room_is_not_enough(desk: Desk) -> None:
     """Also when the free bytes would do, but not next to each other."""
     for sequence in range(5):
-        desk.tell(sequence, 64)
+        desk.seal(sequence, 64)
     opened = desk.wait_for(128)
 
-    desk.window.release(0)
-    desk.window.release(2)
+    desk.ring.release(0)
+    desk.ring.release(2)
     assert desk.clock.reads.acquire(timeout=LONG_S)
     assert not opened.done()
-    desk.window.release(1)
+    desk.ring.release(1)
 
     assert opened.result(LONG_S) == 0
 
 
 def test_room_in_another_group_s_share_is_not_taken(desk: Desk) -> None:
     """Else the other group could starve."""
-    desk.tell(0, 320)
-    desk.tell(1, 192, group_index=1)
+    desk.seal(0, 320)
+    desk.seal(1, 192, group_index=1)
     opened = desk.wait_for(64)
 
-    desk.window.release(1)
+    desk.ring.release(1)
     assert desk.clock.reads.acquire(timeout=LONG_S)
     assert not opened.done()
-    desk.window.release(0)
+    desk.ring.release(0)
 
     assert opened.result(LONG_S) == 0
 
 
 def test_a_wait_that_reaches_its_bound_fails_and_says_for_what(desk: Desk) -> None:
     """C14: an error at the bound; nothing was dropped, and nothing changed."""
-    desk.tell(0, 128)
-    desk.tell(1, 192)
-    desk.tell(2, 64, group_index=1)
-    before = desk.window.statistics().held_bytes
+    desk.seal(0, 128)
+    desk.seal(1, 192)
+    desk.seal(2, 64, group_index=1)
+    before = desk.ring.statistics().held_bytes
     opened = desk.wait_for(100)
 
     desk.clock.advance_s(WAIT_S)
-    desk.window.wake()
+    desk.ring.wake()
 
     with pytest.raises(LeaseExpired) as late:
         opened.result(LONG_S)
-    told = "no credit for 100 bytes of group 0 within 7 s (2 spans told and not released)"
-    assert str(late.value) == told
-    assert desk.window.statistics().held_bytes == before
-    assert desk.window.statistics().num_open == 0
+    sealed = "no credit for 100 bytes of group 0 within 7 s (2 spans sealed and not released)"
+    assert str(late.value) == sealed
+    assert desk.ring.statistics().held_bytes == before
+    assert desk.ring.statistics().num_open == 0
 
 
 def test_a_wait_below_its_bound_goes_on(desk: Desk) -> None:
     """One nanosecond is left."""
-    desk.tell(0, 320)
+    desk.seal(0, 320)
     opened = desk.wait_for(64)
 
     desk.clock.advance_ns(7_000_000_000 - 1)
-    desk.window.wake()
+    desk.ring.wake()
     assert desk.clock.reads.acquire(timeout=LONG_S)
     assert not opened.done()
-    desk.window.release(0)
+    desk.ring.release(0)
 
     assert opened.result(LONG_S) == 0
 
 
 def test_all_waits_of_a_job_have_one_bound(desk: Desk) -> None:
     """A decode that gives one span back just before each bound cannot hold the engine span by span."""
-    desk.tell(0, 320)
+    desk.seal(0, 320)
     for sequence in (1, 2):
         opened = desk.wait_for(320)
         desk.clock.advance_s(3)
         desk.release(sequence - 1)
         assert opened.result(LONG_S) == 0
-        desk.window.told(sequence, make_planned(320))
+        desk.ring.sealed(sequence, make_planned(320))
     opened = desk.wait_for(320)
 
     desk.clock.advance_s(1.5)
-    desk.window.wake()
+    desk.ring.wake()
 
     with pytest.raises(LeaseExpired, match="no credit for 320 bytes of group 0 within 7 s"):
         opened.result(LONG_S)
-    assert desk.window.statistics().num_waits == 3
+    assert desk.ring.statistics().num_waits == 3
 
 
 def test_time_in_which_no_span_waits_is_free(desk: Desk) -> None:
     """A prompt may be computed for as long as it takes."""
-    desk.tell(0, 320)
+    desk.seal(0, 320)
     desk.clock.advance_s(1000)
     opened = desk.wait_for(320)
 
@@ -222,17 +222,17 @@ def test_time_in_which_no_span_waits_is_free(desk: Desk) -> None:
 def test_bytes_that_came_back_lengthen_the_bound(monkeypatch: pytest.MonkeyPatch, desk: Desk) -> None:
     """A prompt of any size gets through to a decode that copies at a fair speed."""
     monkeypatch.setattr(credit, "BYTES_PER_WAIT", 640)
-    desk.tell(0, 320)
-    desk.window.release(0)
-    desk.tell(1, 320)
+    desk.seal(0, 320)
+    desk.ring.release(0)
+    desk.seal(1, 320)
     opened = desk.wait_for(64)
 
     desk.clock.advance_s(10)
-    desk.window.wake()
+    desk.ring.wake()
     assert desk.clock.reads.acquire(timeout=LONG_S)
     assert not opened.done()
     desk.clock.advance_s(0.5)
-    desk.window.wake()
+    desk.ring.wake()
 
     with pytest.raises(LeaseExpired, match=r"within 10\.5 s"):
         opened.result(LONG_S)
@@ -240,11 +240,11 @@ def test_bytes_that_came_back_lengthen_the_bound(monkeypatch: pytest.MonkeyPatch
 
 def test_a_stop_ends_the_wait_at_once(desk: Desk) -> None:
     """No time has to pass."""
-    desk.tell(0, 320)
+    desk.seal(0, 320)
     opened = desk.wait_for(64)
 
     desk.stop.set()
-    desk.window.wake()
+    desk.ring.wake()
 
     with pytest.raises(Cancelled):
         opened.result(LONG_S)
@@ -252,22 +252,22 @@ def test_a_stop_ends_the_wait_at_once(desk: Desk) -> None:
 
 def test_a_stop_before_the_wait_is_seen(desk: Desk) -> None:
     """Whoever stops need not know whether anybody waits."""
-    desk.tell(0, 320)
+    desk.seal(0, 320)
     desk.stop.set()
 
     with pytest.raises(Cancelled):
-        desk.window.open(make_planned(64))
+        desk.ring.open(make_planned(64))
 
 
 @pytest.mark.parametrize("sequence", [0, 1, 2])
 def test_a_release_of_what_is_not_told_is_our_mistake(desk: Desk, sequence: int) -> None:
     """Released before, open, or never made: the session lets none of them through."""
-    desk.tell(0, 64)
-    desk.window.release(0)
-    desk.window.open(make_planned(64))
-    before = desk.window.statistics()
+    desk.seal(0, 64)
+    desk.ring.release(0)
+    desk.ring.open(make_planned(64))
+    before = desk.ring.statistics()
 
     with pytest.raises(InvariantViolation):
-        desk.window.release(sequence)
+        desk.ring.release(sequence)
 
-    assert desk.window.statistics() == before
+    assert desk.ring.statistics() == before

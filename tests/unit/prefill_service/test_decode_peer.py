@@ -228,8 +228,8 @@ async def test_a_drain_is_told_while_a_job_goes_on(desk: PeerDesk) -> None:
     await desk.greet()
     start = await desk.start()
 
-    desk.peer.drain()
-    desk.peer.drain()
+    desk.peer.leave()
+    desk.peer.leave()
 
     assert await desk.said(1) == [GoAway("the prefill service is shutting down")]
     await desk.run(await desk.take())

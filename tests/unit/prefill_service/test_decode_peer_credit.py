@@ -1,4 +1,4 @@
-"""One session of the prefill service whose slot is a window: credit comes in, waits end."""
+"""One session of the prefill service whose slot is a ring: credit comes in, waits end."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from common.session.messages import (
     PrefillCancelled,
     PrefillDone,
     ReleaseSpan,
-    SpanTold,
+    SpanSealed,
     TransferMode,
 )
 from tests.support.prefill_peers import PeerDesk, make_peer_desk
@@ -25,17 +25,17 @@ pytestmark = pytest.mark.usefixtures("leak_check")
 SPAN_BYTES = 384
 
 
-class WindowDesk:
+class RingDesk:
     """A session in which transfer 21 runs through a slot that holds one of its six spans."""
 
     def __init__(self, desk: PeerDesk, run: "asyncio.Task[None]") -> None:
         self.desk = desk
         self.run = run
 
-    async def next_span(self) -> SpanTold:
-        """Return the next span told, compared with what lies in the slab."""
+    async def next_span(self) -> SpanSealed:
+        """Return the next span sealed, compared with what lies in the slab."""
         message = await self.desk.peer.next_message()
-        assert isinstance(message, SpanTold)
+        assert isinstance(message, SpanSealed)
         told = bytes(self.desk.slab.view(message.span.offset, message.span.length))
         assert message.span.digest == digest(DigestKind.XXH3_64, told)
         return message
@@ -46,19 +46,19 @@ class WindowDesk:
 
 
 @pytest.fixture
-async def window(slab_dir: Path) -> AsyncIterator[WindowDesk]:
+async def window(slab_dir: Path) -> AsyncIterator[RingDesk]:
     """A transfer whose first span will be told, and whose second waits for credit."""
     with make_peer_desk(slab_dir) as desk:
         await desk.greet()
         desk.peer.receive(replace(make_start(21), slot_size=SPAN_BYTES, mode=TransferMode.STREAM))
         assert await desk.peer.next_message() == PrefillAccepted(21, 1, 0)
-        yield WindowDesk(desk, asyncio.create_task(desk.run(await desk.take())))
+        yield RingDesk(desk, asyncio.create_task(desk.run(await desk.take())))
         assert desk.peer.statistics().num_jobs == 0
         desk.peer.close()
         assert desk.idle == [desk.peer]
 
 
-async def test_every_release_lets_one_span_more_be_told(window: WindowDesk) -> None:
+async def test_every_release_lets_one_span_more_be_told(window: RingDesk) -> None:
     """The same bytes carry the whole prompt, one span after another."""
     for sequence in range(6):
         told = await window.next_span()
@@ -71,7 +71,7 @@ async def test_every_release_lets_one_span_more_be_told(window: WindowDesk) -> N
     assert window.desk.peer.statistics().released_spans == 6
 
 
-async def test_a_release_twice_is_no_credit(window: WindowDesk) -> None:
+async def test_a_release_twice_is_no_credit(window: RingDesk) -> None:
     """The second span is not released by the word for the first."""
     await window.next_span()
     window.release(0)
@@ -87,7 +87,7 @@ async def test_a_release_twice_is_no_credit(window: WindowDesk) -> None:
     assert bytes(window.desk.slab.view(second.span.offset, SPAN_BYTES)) == before
 
 
-async def test_a_cancel_ends_the_wait_for_credit(window: WindowDesk) -> None:
+async def test_a_cancel_ends_the_wait_for_credit(window: RingDesk) -> None:
     """At once, and it is said when nothing is written any more."""
     await window.next_span()
 
@@ -97,7 +97,7 @@ async def test_a_cancel_ends_the_wait_for_credit(window: WindowDesk) -> None:
     assert await window.desk.said(1) == [PrefillCancelled(21, 1)]
 
 
-async def test_the_end_of_the_stream_ends_the_wait_for_credit(window: WindowDesk) -> None:
+async def test_the_end_of_the_stream_ends_the_wait_for_credit(window: RingDesk) -> None:
     """No release can come any more; the slab is unmapped when the engine has let go."""
     await window.next_span()
 

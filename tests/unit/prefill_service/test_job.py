@@ -111,7 +111,7 @@ def test_a_job_in_a_window_goes_on_when_credit_comes_back(mode: TransferMode) ->
         told.append(span)
         job.return_credit(span.sequence)
 
-    job.target = replace(job.target, tell=hear)
+    job.target = replace(job.target, seal=hear)
     result = run_job(job, make_engine(), GRANULARITY, ManualClock())
 
     assert [span.offset for span in told] == [WINDOW.start] * 6
@@ -136,7 +136,7 @@ def test_a_job_given_up_while_it_waits_for_credit_ends_at_once() -> None:
     """However long its bound; whoever gives it up need not know that it waits."""
     told = threading.Event()
     job = replace(make_job([], WINDOW), credit_wait_s=FOREVER_S)
-    job.target = replace(job.target, tell=lambda span: told.set())
+    job.target = replace(job.target, seal=lambda span: told.set())
     with ThreadPoolExecutor(max_workers=1) as pool:
         run = pool.submit(run_job, job, make_engine(), GRANULARITY, SystemClock())
         assert told.wait(FOREVER_S)
@@ -166,5 +166,5 @@ def test_credit_for_a_job_whose_slot_holds_everything_changes_nothing() -> None:
     run_job(job, make_engine(), GRANULARITY, ManualClock())
     job.return_credit(0)
 
-    assert job.window is None
+    assert job.ring is None
     assert len({span.offset for span in told}) == 6

@@ -9,7 +9,7 @@ import pytest
 
 from common.kv.ranges import Range
 from common.session.actions import Enqueue, Send, SlabIdle
-from common.session.messages import PrefillCancelled, PrefillFailed, ReleaseSpan, SpanTold
+from common.session.messages import PrefillCancelled, PrefillFailed, ReleaseSpan, SpanSealed
 from common.telemetry.journal import Event
 from prefill_service.journaling import PeerJournal, PrefillJournal
 from tests.support.factories import make_hybrid_geometry
@@ -101,14 +101,14 @@ def test_transfer_is_told_from_acceptance_to_answer(peer: PeerJournal, lines: Li
     """Every line of a transfer names it; a release that arrives is credit."""
     told = make_spans(START)[0]
     peer.acted(Enqueue(START))
-    peer.acted(Send(SpanTold(told)))
+    peer.acted(Send(SpanSealed(told)))
     peer.received(ReleaseSpan(21, START.attempt, told.sequence))
     peer.drained(21)
     peer.acted(Send(PrefillCancelled(21, START.attempt)))
 
     assert lines.events == [
         Event.TRANSFER_ACCEPTED,
-        Event.SPAN_TOLD,
+        Event.SPAN_SEALED,
         Event.SPAN_CREDITED,
         Event.TRANSFER_DRAINED,
         Event.TRANSFER_ANSWERED,

@@ -1,4 +1,4 @@
-"""What a prefill leaves in its slot, and what it tells of it."""
+"""What a prefill leaves in its slot, and what it seals of it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -39,14 +39,14 @@ class TickingClock(ManualClock):
 
 @dataclass(slots=True)
 class Desk:
-    """A writer, the bytes around its slot, and what it has told."""
+    """A writer, the bytes around its slot, and what it has sealed."""
 
     geometry: KVGeometry
     prompt_len: int
     first_token: int = 0
     mode: TransferMode = TransferMode.STREAM
     granularity: SpanGranularity = GRANULARITY
-    told: list[Span] = field(default_factory=list)
+    sealed: list[Span] = field(default_factory=list)
     memory: bytearray = field(init=False)
     writer: SpanWriter = field(init=False)
     clock: TickingClock = field(init=False)
@@ -63,7 +63,7 @@ class Desk:
         start = replace(start, mode=self.mode)
         slot = memoryview(self.memory)[GUARD_BYTES : GUARD_BYTES + size]
         self.clock = TickingClock(START_NS)
-        target = SlotTarget(start, slot, DigestKind.XXH3_64, self.told.append)
+        target = SlotTarget(start, slot, DigestKind.XXH3_64, self.sealed.append)
         self.writer = SpanWriter(self.geometry, plan, target, self.clock)
 
     @property
@@ -124,13 +124,13 @@ def test_every_span_has_the_rows_the_engine_made(
 
     required = HYBRID.required(first_token, prompt_len)
     coverage = Coverage(HYBRID.groups, required, Range(4096, 4096 + len(desk.memory)))
-    for span in desk.told:
+    for span in desk.sealed:
         desk.assert_span(span)
         coverage.place(span)
     desk.assert_guarded()
     assert coverage.is_complete, coverage.missing()
-    assert totals == make_totals(desk.told, 2)
-    assert [span.sequence for span in desk.told] == list(range(len(desk.told)))
+    assert totals == make_totals(desk.sealed, 2)
+    assert [span.sequence for span in desk.sealed] == list(range(len(desk.sealed)))
 
 
 @pytest.mark.parametrize("mode", TransferMode)
@@ -143,9 +143,9 @@ def test_an_engine_may_leave_out_what_is_not_exported(mode: TransferMode, first_
 
     desk.prefill(engine)
 
-    for span in desk.told:
+    for span in desk.sealed:
         desk.assert_span(span)
-    assert sum(len(span.layers) * len(span.tokens) for span in desk.told) == 5 * 5 + 2 * (21 - first_token)
+    assert sum(len(span.layers) * len(span.tokens) for span in desk.sealed) == 5 * 5 + 2 * (21 - first_token)
 
 
 def test_chunks_before_the_first_token_are_dropped() -> None:
@@ -154,10 +154,10 @@ def test_chunks_before_the_first_token_are_dropped() -> None:
     for layer in range(2):
         desk.write(layer, Range(0, 8))
 
-    assert not desk.told
+    assert not desk.sealed
     assert desk.memory.count(GUARD) == len(desk.memory)
     desk.prefill()
-    assert {str(span.tokens) for span in desk.told} == {"[8, 13)"}
+    assert {str(span.tokens) for span in desk.sealed} == {"[8, 13)"}
 
 
 def test_a_layer_too_large_for_a_span_is_split_by_tokens() -> None:
@@ -166,8 +166,8 @@ def test_a_layer_too_large_for_a_span_is_split_by_tokens() -> None:
 
     desk.prefill()
 
-    assert [len(span.tokens) for span in desk.told] == [3, 3, 2, 3, 3, 2]
-    for span in desk.told:
+    assert [len(span.tokens) for span in desk.sealed] == [3, 3, 2, 3, 3, 2]
+    for span in desk.sealed:
         desk.assert_span(span)
 
 
@@ -177,7 +177,7 @@ def test_a_span_names_its_transfer_and_lease() -> None:
 
     desk.prefill()
 
-    assert {(one.transfer_id, one.attempt, one.slot_id, one.generation) for one in desk.told} == {
+    assert {(one.transfer_id, one.attempt, one.slot_id, one.generation) for one in desk.sealed} == {
         (21, 1, 7, 3)
     }
 
@@ -185,14 +185,14 @@ def test_a_span_names_its_transfer_and_lease() -> None:
 def test_stream_tells_a_span_with_its_last_layer() -> None:
     """Not before, and not later."""
     desk = Desk(make_geometry(num_layers=3), 5, granularity=SpanGranularity(8, 1500, 8192))
-    told = []
+    sealed = []
 
     for layer in range(3):
         desk.write(layer, Range(0, 5))
-        told.append([str(span.layers) for span in desk.told])
+        sealed.append([str(span.layers) for span in desk.sealed])
 
-    assert told == [[], ["[0, 2)"], ["[0, 2)", "[2, 3)"]]
-    assert all(span.told_ns == span.written_ns for span in desk.told)
+    assert sealed == [[], ["[0, 2)"], ["[0, 2)", "[2, 3)"]]
+    assert all(span.sealed_ns == span.written_ns for span in desk.sealed)
 
 
 def test_deferred_writes_at_once_and_tells_at_the_end() -> None:
@@ -201,13 +201,13 @@ def test_deferred_writes_at_once_and_tells_at_the_end() -> None:
     desk.write(0, Range(0, 5))
     desk.write(1, Range(0, 5))
     written_ns = desk.clock.now_ns()
-    assert not desk.told
+    assert not desk.sealed
     assert desk.memory.count(GUARD) < len(desk.memory) // 2
 
     desk.writer.finish()
 
-    assert all(span.written_ns < written_ns < span.told_ns for span in desk.told)
-    for span in desk.told:
+    assert all(span.written_ns < written_ns < span.sealed_ns for span in desk.sealed)
+    for span in desk.sealed:
         desk.assert_span(span)
 
 
@@ -221,8 +221,8 @@ def test_whole_writes_nothing_before_the_end() -> None:
 
     desk.writer.finish()
 
-    assert all(ended_ns < span.written_ns < span.told_ns for span in desk.told)
-    for span in desk.told:
+    assert all(ended_ns < span.written_ns < span.sealed_ns for span in desk.sealed)
+    for span in desk.sealed:
         desk.assert_span(span)
 
 
@@ -237,7 +237,7 @@ def test_a_layer_left_out_is_named_and_not_told(mode: TransferMode, skipped: int
     with pytest.raises(EngineFailed, match=f"layer {skipped} "):
         desk.prefill(engine)
 
-    assert not any(skipped in span.layers for span in desk.told)
+    assert not any(skipped in span.layers for span in desk.sealed)
 
 
 def test_a_chunk_left_out_is_named() -> None:
@@ -296,13 +296,13 @@ def test_what_breaks_the_engine_s_contract_fails_the_prompt(
     """Told bytes are never written again, and rows never land where others belong."""
     desk = Desk(make_geometry(), 13, mode=mode)
     desk.write(0, Range(0, 8))
-    told = [(span, desk.bytes_of(span)) for span in desk.told]
+    sealed = [(span, desk.bytes_of(span)) for span in desk.sealed]
 
     with pytest.raises(EngineFailed):
         fault(desk)
         desk.writer.finish()
 
-    assert all(desk.bytes_of(span) == before for span, before in told)
+    assert all(desk.bytes_of(span) == before for span, before in sealed)
     desk.assert_guarded()
 
 

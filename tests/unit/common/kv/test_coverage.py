@@ -72,7 +72,7 @@ def test_a_duplicate_is_counted_when_the_descriptor_is_the_same(coverage: Covera
     before = coverage.missing()
 
     assert coverage.place(_span()) is Placement.DUPLICATE
-    assert coverage.place(replace(_span(), sequence=6, told_ns=9)) is Placement.DUPLICATE
+    assert coverage.place(replace(_span(), sequence=6, sealed_ns=9)) is Placement.DUPLICATE
 
     assert coverage.missing() == before
     assert coverage.statistics().num_duplicates == 2

@@ -33,7 +33,7 @@ async def test_first_signal_sets_drain(number: signal.Signals) -> None:
 
     with Lifecycle(exits.append) as lifecycle:
         os.kill(os.getpid(), number)
-        await asyncio.wait_for(lifecycle.drain.wait(), 30)
+        await asyncio.wait_for(lifecycle.ending.wait(), 30)
 
     assert exits == []
 
@@ -77,7 +77,7 @@ async def test_second_signal_ends_the_process_at_once() -> None:
     lifecycle.receive()
 
     assert exits == [EXIT_NOW]
-    assert lifecycle.drain.is_set()
+    assert lifecycle.ending.is_set()
 
 
 async def test_files_are_removed_before_a_second_signal_ends_the_process() -> None:
@@ -100,7 +100,7 @@ async def test_a_signal_that_was_ignored_stays_ignored() -> None:
     with Lifecycle() as lifecycle:
         os.kill(os.getpid(), signal.SIGHUP)
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(lifecycle.drain.wait(), 30)
+        await asyncio.wait_for(lifecycle.ending.wait(), 30)
 
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 

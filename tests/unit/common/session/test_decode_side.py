@@ -33,7 +33,7 @@ from common.session.messages import (
     PrefillFailed,
     PrefillMessage,
     ReleaseSpan,
-    SpanTold,
+    SpanSealed,
 )
 from tests.support.factories import make_geometry
 from tests.support.sessions import (
@@ -101,7 +101,7 @@ IN_STATE: dict[SessionState, Callable[[], DecodeSession]] = {
 }
 ANY_TRANSFER_MESSAGE: list[PrefillMessage] = [
     PrefillAccepted(21, 1, 0),
-    SpanTold(SPANS[0]),
+    SpanSealed(SPANS[0]),
     make_done(START, SPANS),
     PrefillFailed(21, 1, "ENGINE_FAILED", "a device was lost"),
     PrefillCancelled(21, 1),
@@ -226,7 +226,7 @@ def test_a_transfer_walks_through_a_session() -> None:
 
     assert session.begin(START, make_coverage(START)) == (Send(START),)
     session.receive(PrefillAccepted(21, 1, 0))
-    assert session.receive(SpanTold(SPANS[0])) == (ImportSpan(SPANS[0]),)
+    assert session.receive(SpanSealed(SPANS[0])) == (ImportSpan(SPANS[0]),)
     tell(session)
     assert finish_imports(session) == (TransferComplete(21),)
     assert session.published(21) == (TransferDrained(21),)
@@ -240,8 +240,8 @@ def test_two_transfers_that_interleave_do_not_mix() -> None:
     begin(session)
     begin(session, OTHER)
     for ours, theirs in zip(SPANS, make_spans(OTHER), strict=True):
-        assert session.receive(SpanTold(theirs)) == (ImportSpan(theirs),)
-        assert session.receive(SpanTold(ours)) == (ImportSpan(ours),)
+        assert session.receive(SpanSealed(theirs)) == (ImportSpan(theirs),)
+        assert session.receive(SpanSealed(ours)) == (ImportSpan(ours),)
 
     session.receive(make_done(OTHER, make_spans(OTHER)))
 
@@ -293,10 +293,10 @@ def test_the_last_word_waits_for_every_terminal_message() -> None:
     assert len(session.ping()) == 1
 
     assert session.receive(PrefillCancelled(22, 1))[-1] == TransferDrained(22)
-    session.receive(SpanTold(SPANS[0]))
+    session.receive(SpanSealed(SPANS[0]))
     assert session.import_finished(21, 0) == (Send(ReleaseSpan(21, 1, 0)),)
     for span in SPANS[1:]:
-        session.receive(SpanTold(span))
+        session.receive(SpanSealed(span))
     assert session.receive(make_done(START, SPANS)) == (HalfClose(),)
 
     assert session.state is SessionState.LEFT
@@ -341,7 +341,7 @@ def test_an_id_is_used_once(transfer_id: int) -> None:
     """I4: while it lives, after it ended, or never begun but passed: the second is refused."""
     session = make_open_decode_session()
     begin(session)
-    session.receive(SpanTold(SPANS[0]))
+    session.receive(SpanSealed(SPANS[0]))
     before = session.statistics()
 
     with pytest.raises(LocalProtocolError):

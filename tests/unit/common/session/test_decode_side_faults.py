@@ -24,7 +24,7 @@ from common.session.messages import (
     PrefillCancelled,
     PrefillFailed,
     PrefillMessage,
-    SpanTold,
+    SpanSealed,
 )
 from tests.support.sessions import (
     NONCE,
@@ -47,7 +47,7 @@ LOST = PeerLost("stream broke")
 
 ANY_TRANSFER_MESSAGE: list[PrefillMessage] = [
     PrefillAccepted(21, 1, 0),
-    SpanTold(SPANS[0]),
+    SpanSealed(SPANS[0]),
     make_done(START, SPANS),
     PrefillFailed(21, 1, "ENGINE_FAILED", "a device was lost"),
     PrefillCancelled(21, 1),
@@ -69,10 +69,10 @@ def test_a_message_about_an_unknown_transfer_is_counted_and_ignored(message: Pre
     "message",
     [
         PrefillAccepted(21, 1, 4),
-        SpanTold(replace(SPANS[1], generation=2)),
-        SpanTold(replace(SPANS[1], slot_id=8)),
-        SpanTold(replace(SPANS[1], offset=OTHER.slot_offset)),
-        SpanTold(replace(SPANS[1], attempt=2)),
+        SpanSealed(replace(SPANS[1], generation=2)),
+        SpanSealed(replace(SPANS[1], slot_id=8)),
+        SpanSealed(replace(SPANS[1], offset=OTHER.slot_offset)),
+        SpanSealed(replace(SPANS[1], attempt=2)),
         make_done(START, SPANS),
         replace(make_done(START, SPANS), attempt=2),
         PrefillAccepted(21, 2, 0),
@@ -85,7 +85,7 @@ def test_a_wrong_message_fails_its_transfer_once_and_no_other(message: PrefillMe
     session = make_open_decode_session()
     begin(session)
     begin(session, OTHER)
-    session.receive(SpanTold(SPANS[0]))
+    session.receive(SpanSealed(SPANS[0]))
 
     actions = session.receive(message)
 
@@ -122,11 +122,11 @@ def test_late_events_of_ended_transfers_stay_counted() -> None:
     """Statistics of the session outlive its transfers."""
     session = make_open_decode_session()
     begin(session)
-    session.receive(SpanTold(SPANS[0]))
-    session.receive(SpanTold(SPANS[0]))
+    session.receive(SpanSealed(SPANS[0]))
+    session.receive(SpanSealed(SPANS[0]))
     session.abort(21, CAUSE)
     session.abort(21, CAUSE)
-    session.receive(SpanTold(SPANS[1]))
+    session.receive(SpanSealed(SPANS[1]))
     session.import_finished(21, 0)
     session.receive(PrefillCancelled(21, 1))
 
@@ -161,8 +161,8 @@ def test_a_failed_copy_drains_only_with_its_siblings() -> None:
     """U1: in the session as in the transfer."""
     session = make_open_decode_session()
     begin(session)
-    session.receive(SpanTold(SPANS[0]))
-    session.receive(SpanTold(SPANS[1]))
+    session.receive(SpanSealed(SPANS[0]))
+    session.receive(SpanSealed(SPANS[1]))
     error = ChecksumMismatch(0, "aa", "bb")
 
     assert TransferFailed(21, error) in session.import_failed(21, 0, error)
@@ -188,8 +188,8 @@ def test_close_fails_every_live_transfer_once_and_waits_for_the_copies() -> None
     session = make_open_decode_session()
     begin(session)
     begin(session, OTHER)
-    session.receive(SpanTold(SPANS[0]))
-    session.receive(SpanTold(SPANS[1]))
+    session.receive(SpanSealed(SPANS[0]))
+    session.receive(SpanSealed(SPANS[1]))
 
     assert session.close(LOST) == (TransferFailed(21, LOST), TransferFailed(22, LOST), TransferDrained(22))
     assert session.import_finished(21, 1) == ()
@@ -229,7 +229,7 @@ def test_the_end_of_the_last_copy_after_a_bad_one_makes_the_slab_idle() -> None:
     """A copy that ends badly after close is an end all the same."""
     session = make_open_decode_session()
     begin(session)
-    session.receive(SpanTold(SPANS[0]))
+    session.receive(SpanSealed(SPANS[0]))
     session.close(LOST)
 
     actions = session.import_failed(21, 0, ChecksumMismatch(0, "aa", "bb"))

@@ -165,7 +165,7 @@ def test_logits_and_timings_are_those_of_done() -> None:
 
 
 def test_statistics_count_what_was_placed_and_what_is_in_flight() -> None:
-    """A told span is placed at once and in flight until its copy ends."""
+    """A sealed span is placed at once and in flight until its copy ends."""
     transfer = make_streaming_transfer(*SPANS[:3])
     transfer.import_finished(1)
 

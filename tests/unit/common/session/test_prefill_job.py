@@ -21,11 +21,11 @@ def make_job() -> PrefillJob:
 
 
 def make_running() -> PrefillJob:
-    """Return a job an engine works on; its spans 0 and 1 were told."""
+    """Return a job an engine works on; its spans 0 and 1 were sealed."""
     job = make_job()
     job.engine_started()
-    job.tell(0)
-    job.tell(1)
+    job.seal(0)
+    job.seal(1)
     return job
 
 
@@ -133,10 +133,10 @@ def test_a_stop_that_nobody_hears_leaves_no_verdict() -> None:
 
 @pytest.mark.parametrize("state", [state for state in JobState if state is not JobState.RUNNING])
 def test_a_span_is_told_only_while_the_engine_runs(state: JobState) -> None:
-    """A span that is not told gives no credit either."""
+    """A span that is not sealed gives no credit either."""
     job = IN_STATE[state]()
 
-    assert not job.tell(2)
+    assert not job.seal(2)
     assert not job.release(2)
 
 

@@ -19,7 +19,7 @@ from common.session.messages import (
     PrefillDone,
     PrefillFailed,
     ReleaseSpan,
-    SpanTold,
+    SpanSealed,
 )
 from common.session.prefill_job import JOB_TRANSITIONS, JobEvent, JobState
 from common.session.prefill_side import (
@@ -71,7 +71,7 @@ def make_attaching() -> PrefillSession:
 def make_draining() -> PrefillSession:
     """Return a session that said GoAway."""
     session = make_open_prefill_session()
-    session.drain()
+    session.leave()
     return session
 
 
@@ -86,7 +86,7 @@ IN_STATE: dict[PrefillState, Callable[[], PrefillSession]] = {
     PrefillState.WAITING: make_session,
     PrefillState.ATTACHING: make_attaching,
     PrefillState.OPEN: make_open_prefill_session,
-    PrefillState.DRAINING: make_draining,
+    PrefillState.LEAVING: make_draining,
     PrefillState.CLOSED: make_closed,
 }
 
@@ -118,7 +118,7 @@ def test_the_table_is_the_diagram() -> None:
         | {
             (PrefillState.WAITING, PrefillEvent.HELLO): PrefillState.ATTACHING,
             (PrefillState.ATTACHING, PrefillEvent.ATTACHED): PrefillState.OPEN,
-            (PrefillState.OPEN, PrefillEvent.DRAIN): PrefillState.DRAINING,
+            (PrefillState.OPEN, PrefillEvent.LEAVE): PrefillState.LEAVING,
         }
         == PREFILL_SESSION_TRANSITIONS
     )
@@ -138,7 +138,7 @@ def test_a_drain_outside_an_open_session_says_and_moves_nothing(state: PrefillSt
     session = IN_STATE[state]()
     before = session.statistics()
 
-    assert session.drain() == ()
+    assert session.leave() == ()
     assert session.statistics() == before
 
 
@@ -177,7 +177,7 @@ def test_an_attachment_nobody_asked_for_raises_and_changes_nothing(state: Prefil
     assert session.statistics() == before
 
 
-@pytest.mark.parametrize("state", [PrefillState.ATTACHING, PrefillState.OPEN, PrefillState.DRAINING])
+@pytest.mark.parametrize("state", [PrefillState.ATTACHING, PrefillState.OPEN, PrefillState.LEAVING])
 def test_a_second_hello_raises_and_changes_nothing(state: PrefillState) -> None:
     """One Hello per session."""
     session = IN_STATE[state]()
@@ -234,12 +234,12 @@ def test_a_hello_that_does_not_fit_changes_nothing() -> None:
 
 
 def test_a_job_walks_from_start_to_done() -> None:
-    """Accepted and queued, told span by span, ended once."""
+    """Accepted and queued, sealed span by span, ended once."""
     session = make_open_prefill_session()
 
     assert session.receive(START) == (Send(PrefillAccepted(21, 1, 0)), Enqueue(START))
     assert session.engine_started(21)
-    assert session.span_written(SPANS[0]) == (Send(SpanTold(SPANS[0])),)
+    assert session.span_written(SPANS[0]) == (Send(SpanSealed(SPANS[0])),)
     assert finish_job(session) == (Send(PrefillDone(21, 1, 3, TOTALS, make_logits(), TIMINGS)),)
     assert session.statistics().num_jobs == 0
     assert session.statistics().pinned_bytes == 0

@@ -20,7 +20,7 @@ from common.session.messages import (
     PrefillDone,
     PrefillFailed,
     ReleaseSpan,
-    SpanTold,
+    SpanSealed,
     StartPrefill,
     Welcome,
 )
@@ -88,7 +88,7 @@ def test_a_cancel_of_no_live_job_is_counted_and_ignored(cancel: CancelPrefill) -
 
     assert session.receive(cancel) == ()
     assert session.statistics().unknown_messages == 1
-    assert session.span_written(SPANS[0]) == (Send(SpanTold(SPANS[0])),)
+    assert session.span_written(SPANS[0]) == (Send(SpanSealed(SPANS[0])),)
 
 
 def test_spans_of_a_cancelled_job_are_dropped() -> None:
@@ -154,7 +154,7 @@ def test_an_expiry_frees_only_its_own_job() -> None:
 
     session.expire(22, EXPIRED)
 
-    assert session.span_written(SPANS[0]) == (Send(SpanTold(SPANS[0])),)
+    assert session.span_written(SPANS[0]) == (Send(SpanSealed(SPANS[0])),)
     assert session.statistics().num_jobs == 1
 
 
@@ -174,7 +174,7 @@ def test_a_session_without_jobs_is_idle_when_closed(num_steps: int) -> None:
     steps: list[Callable[[], object]] = [
         lambda: session.receive(make_hello()),
         lambda: session.attached(NONCE),
-        session.drain,
+        session.leave,
     ]
     for step in steps[:num_steps]:
         step()
@@ -248,15 +248,15 @@ def test_a_draining_session_refuses_new_jobs_and_ends_the_old() -> None:
     """Decode is told why, so that it can go elsewhere; a repeated start of a live job is no new job."""
     session = make_running_job()
 
-    (away,) = session.drain()
+    (away,) = session.leave()
     (refused,) = session.receive(replace(START, transfer_id=22, slot_offset=12_288))
 
     assert away == Send(GoAway("the prefill service is shutting down"))
-    assert session.drain() == (), "said once"
-    assert session.state is PrefillState.DRAINING
+    assert session.leave() == (), "said once"
+    assert session.state is PrefillState.LEAVING
     assert isinstance(refused, Send)
     assert isinstance(refused.message, PrefillFailed)
-    assert (refused.message.transfer_id, refused.message.reason) == (22, "DRAINING")
+    assert (refused.message.transfer_id, refused.message.reason) == (22, "SHUTTING_DOWN")
     assert session.receive(START) == ()
     (done,) = finish_job(session)
     assert isinstance(done, Send)
@@ -266,13 +266,13 @@ def test_a_draining_session_refuses_new_jobs_and_ends_the_old() -> None:
 def test_a_session_that_was_opened_while_draining_starts_nothing() -> None:
     """A Hello may be under way when the drain begins."""
     session = PrefillSession(make_offer())
-    assert session.drain() == (), "nobody is there to hear it"
+    assert session.leave() == (), "nobody is there to hear it"
     session.receive(make_hello())
     welcome, away = session.attached(NONCE)
     assert isinstance(welcome, Send)
     assert isinstance(welcome.message, Welcome)
     assert away == Send(GoAway("the prefill service is shutting down"))
-    assert session.state is PrefillState.DRAINING
+    assert session.state is PrefillState.LEAVING
 
     actions = session.receive(START)
 
@@ -283,7 +283,7 @@ def test_a_draining_session_still_hears_what_concerns_its_jobs() -> None:
     """Releases, cancels and pings go on until the stream ends."""
     session = make_running_job()
     session.span_written(SPANS[0])
-    session.drain()
+    session.leave()
 
     assert session.receive(ReleaseSpan(21, 1, 0)) == (ReturnCredit(21, 0),)
     assert session.receive(Ping(5)) == (Send(Pong(5)),)

@@ -7,7 +7,7 @@ import pytest
 
 from common.kv.ranges import Range
 from common.session.actions import Send
-from common.session.messages import CancelPrefill, PrefillFailed, SpanTold, TransferMode
+from common.session.messages import CancelPrefill, PrefillFailed, SpanSealed, TransferMode
 from common.session.prefill_side import PrefillSession
 from tests.support.sessions import (
     OTHER,
@@ -128,5 +128,5 @@ def test_equal_ids_of_two_decode_services_are_two_jobs() -> None:
 
     theirs.receive(CANCEL)
 
-    assert ours.span_written(SPANS[0]) == (Send(SpanTold(SPANS[0])),)
+    assert ours.span_written(SPANS[0]) == (Send(SpanSealed(SPANS[0])),)
     assert theirs.span_written(SPANS[0]) == ()

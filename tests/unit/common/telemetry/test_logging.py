@@ -25,11 +25,11 @@ def test_line_holds_service_event_and_fields(capsys: pytest.CaptureFixture[str])
     """A line is found by its event and read by its fields."""
     configure_logging("decode", "info")
 
-    logging.getLogger("x").info("span.told", extra=log_fields(slot=7, generation=3))
+    logging.getLogger("x").info("span.sealed", extra=log_fields(slot=7, generation=3))
 
     stamp, rest = capsys.readouterr().err.rstrip("\n").split(" ", 1)
     assert stamp.endswith("Z")
-    assert rest == "INFO decode span.told slot=7 generation=3"
+    assert rest == "INFO decode span.sealed slot=7 generation=3"
 
 
 def test_value_is_quoted_when_it_could_end_its_field(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +45,7 @@ def test_json_line_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     """The other format has the same values, one object per line."""
     configure_logging("prefill", "DEBUG", json=True)
 
-    logging.getLogger("common.x").debug("span.told", extra=log_fields(slot=7, layers=(0, 2), event="mine"))
+    logging.getLogger("common.x").debug("span.sealed", extra=log_fields(slot=7, layers=(0, 2), event="mine"))
 
     line = json.loads(capsys.readouterr().err)
     assert line.pop("time")
@@ -53,7 +53,7 @@ def test_json_line_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         "level": "DEBUG",
         "service": "prefill",
         "logger": "common.x",
-        "event": "span.told",
+        "event": "span.sealed",
         "slot": 7,
         "layers": [0, 2],
     }
@@ -76,7 +76,7 @@ def test_event_below_the_level_is_not_written(capsys: pytest.CaptureFixture[str]
     """Events of every span are there only when asked for."""
     configure_logging("decode", "INFO")
 
-    logging.getLogger("x").debug("span.told")
+    logging.getLogger("x").debug("span.sealed")
 
     assert capsys.readouterr().err == ""
 

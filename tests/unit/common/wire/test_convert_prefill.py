@@ -13,7 +13,7 @@ from common.session.messages import (
     PrefillCancelled,
     PrefillFailed,
     PrefillMessage,
-    SpanTold,
+    SpanSealed,
 )
 from common.wire.convert_prefill import prefill_message_from_proto, prefill_message_to_proto
 from kvspan.v1 import transfer_pb2 as pb
@@ -22,9 +22,9 @@ from tests.support.factories import make_span
 from tests.support.wire import make_done_message, make_welcome_message
 
 
-def make_told() -> SpanTold:
-    """Return a told span whose ranges do not start at zero."""
-    return SpanTold(make_span(tokens=Range(3, 8), sequence=6, digest=b"12345678"))
+def make_sealed() -> SpanSealed:
+    """Return a sealed span whose ranges do not start at zero."""
+    return SpanSealed(make_span(tokens=Range(3, 8), sequence=6, digest=b"12345678"))
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def make_told() -> SpanTold:
     [
         make_welcome_message(),
         PrefillAccepted(21, 1, 4),
-        make_told(),
+        make_sealed(),
         make_done_message(),
         PrefillFailed(21, 1, "ENGINE_FAILED", "out of memory"),
         PrefillCancelled(21, 1),
@@ -60,7 +60,7 @@ def test_response_is_refused_when_it_holds_no_message() -> None:
 )
 def test_span_is_refused_when_a_number_makes_no_sense(field: str, value: int) -> None:
     """A field outside what any correct prefill sends is named with its value."""
-    proto = prefill_message_to_proto(make_told())
+    proto = prefill_message_to_proto(make_sealed())
     setattr(proto.kv_span, field, value)
 
     with pytest.raises(RemoteProtocolError, match=f"kv_span.{field} is {value}:"):
@@ -70,7 +70,7 @@ def test_span_is_refused_when_a_number_makes_no_sense(field: str, value: int) ->
 @pytest.mark.parametrize("field", ["layers", "tokens"])
 def test_span_is_refused_when_a_range_is_missing_or_reversed(field: str) -> None:
     """Ranges are told, never inferred."""
-    proto = prefill_message_to_proto(make_told())
+    proto = prefill_message_to_proto(make_sealed())
     proto.kv_span.ClearField(field)
     with pytest.raises(RemoteProtocolError, match=f"kv_span.{field} is None"):
         prefill_message_from_proto(proto)
@@ -133,7 +133,7 @@ def test_message_is_refused_when_a_part_is_too_long(part: pb.TransferResponse, f
     """Reasons and digests are quoted in errors, and totals are compared with groups."""
     messages: dict[str, PrefillMessage] = {
         "prefill_failed": PrefillFailed(21, 1, "X", "why"),
-        "kv_span": make_told(),
+        "kv_span": make_sealed(),
         "prefill_done": make_done_message(),
     }
     proto = prefill_message_to_proto(messages[field.split(".")[0]])

@@ -150,7 +150,7 @@ async def test_watchers_learn_at_once_that_a_server_drains() -> None:
             health_pb2.HealthCheckRequest(service=DECODE_SERVICE)
         )
         first = await watch.read()
-        await server.drain()
+        await server.shut_down()
         second = await watch.read()
         watch.cancel()
 

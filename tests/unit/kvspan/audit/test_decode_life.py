@@ -38,9 +38,9 @@ def early(event: Event, before: Event, where: dict[str, Any]) -> Change:
 
 
 def no_release_of_a_span(story: Story) -> None:
-    """Let span 1 be told and imported over the bytes of span 0, which decode holds."""
+    """Let span 1 be sealed and imported over the bytes of span 0, which decode holds."""
     story.remove(E.SPAN_RELEASED, sequence=0)
-    for side, event in ((PREFILL, E.SPAN_TOLD), (DECODE, E.SPAN_SUBMITTED)):
+    for side, event in ((PREFILL, E.SPAN_SEALED), (DECODE, E.SPAN_SUBMITTED)):
         story.change(story.index(event, side, transfer=1, sequence=1), offset=4096)
 
 
@@ -150,7 +150,7 @@ RULES: dict[str, tuple[Change, str, str]] = {
     "R2 published with other totals": (
         change(E.PRODUCER_ENDED, TRANSFER_1, totals=[[3, 256], [1, 64]]),
         "R2",
-        "((3, 256), (1, 64)) told, ((2, 256), (1, 64)) imported",
+        "((3, 256), (1, 64)) sealed, ((2, 256), (1, 64)) imported",
     ),
     "R2 local engine failed": (
         change(E.LOCAL_ENDED, {}, outcome="EngineFailed"),
@@ -163,22 +163,22 @@ RULES: dict[str, tuple[Change, str, str]] = {
         "R2",
         "its prefill is none",
     ),
-    "R3 never told": (
-        lambda story: story.remove(E.SPAN_TOLD, PREFILL, transfer=1, sequence=1),
+    "R3 never sealed": (
+        lambda story: story.remove(E.SPAN_SEALED, PREFILL, transfer=1, sequence=1),
         "R3",
-        "never told it",
+        "never sealed it",
     ),
-    "R3 imported before it was told": (
+    "R3 imported before it was sealed": (
         lambda story: story.move(
-            story.index(E.SPAN_SUBMITTED, transfer=2), story.index(E.SPAN_TOLD, PREFILL, transfer=2)
+            story.index(E.SPAN_SUBMITTED, transfer=2), story.index(E.SPAN_SEALED, PREFILL, transfer=2)
         ),
         "R3",
-        "never told it",
+        "never sealed it",
     ),
     "R3 another digest than told": (
         change(E.SPAN_SUBMITTED, {"transfer": 1, "sequence": 2}, digest="bad"),
         "R3",
-        "was told as",
+        "was sealed as",
     ),
     "R3 span ends twice": (repeat(E.SPAN_IMPORTED, transfer=1, sequence=0), "R3", "which is not under way"),
     "R3 other layers than the peer owns (W12)": (

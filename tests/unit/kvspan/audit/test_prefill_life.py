@@ -40,7 +40,7 @@ def engine_never_ends(story: Story) -> None:
 def told_over_a_span(story: Story) -> None:
     """Tell span 2 over bytes of span 1, whose release has not arrived."""
     story.remove(E.SPAN_CREDITED, PREFILL, **SPAN_1)
-    story.change(at(story, E.SPAN_TOLD, transfer=1, sequence=2), offset=4288)
+    story.change(at(story, E.SPAN_SEALED, transfer=1, sequence=2), offset=4288)
 
 
 SPAN_1 = {"transfer": 1, "sequence": 1}
@@ -52,12 +52,12 @@ RULES: dict[str, tuple[Change, str, str]] = {
         "in another slot than decode leased",
     ),
     "R3 span outside the slot": (
-        change(E.SPAN_TOLD, {"transfer": 2}, offset=8128),
+        change(E.SPAN_SEALED, {"transfer": 2}, offset=8128),
         "R3",
         "has bytes [8128, 8256) outside the slot [4096, 8192)",
     ),
     "R3 span of an old generation": (
-        change(E.SPAN_TOLD, {"transfer": 2}, generation=1),
+        change(E.SPAN_SEALED, {"transfer": 2}, generation=1),
         "R3",
         "names another slot",
     ),
@@ -80,18 +80,18 @@ RULES: dict[str, tuple[Change, str, str]] = {
         "R4",
         "while its session is open",
     ),
-    "R5 told over bytes not released": (told_over_a_span, "R5", "bytes of span 1, which is not released"),
-    "R5 told twice": (
-        lambda story: story.repeat(at(story, E.SPAN_TOLD, **SPAN_1)),
+    "R5 sealed over bytes not released": (told_over_a_span, "R5", "bytes of span 1, which is not released"),
+    "R5 sealed twice": (
+        lambda story: story.repeat(at(story, E.SPAN_SEALED, **SPAN_1)),
         "R5",
-        "span 1 is told again",
+        "span 1 is sealed again",
     ),
-    "R5 told after the end": (
+    "R5 sealed after the end": (
         lambda story: story.move(
-            at(story, E.TRANSFER_DRAINED, transfer=2), at(story, E.SPAN_TOLD, transfer=2)
+            at(story, E.TRANSFER_DRAINED, transfer=2), at(story, E.SPAN_SEALED, transfer=2)
         ),
         "R5",
-        "told after the transfer has drained",
+        "sealed after the transfer has drained",
     ),
     "R5 released twice": (
         lambda story: story.repeat(at(story, E.SPAN_CREDITED, **SPAN_1)),
@@ -141,7 +141,7 @@ def test_each_side_can_be_audited_alone(tmp_path: Path) -> None:
 def test_bytes_may_be_told_again_once_they_are_released(tmp_path: Path) -> None:
     """A window smaller than the prompt is filled again after its spans came back."""
     story = make_story()
-    for side, event in ((PREFILL, E.SPAN_TOLD), (DECODE, E.SPAN_SUBMITTED)):
+    for side, event in ((PREFILL, E.SPAN_SEALED), (DECODE, E.SPAN_SUBMITTED)):
         story.change(story.index(event, side, transfer=1, sequence=2), offset=4096)
 
     report = story.audit(tmp_path)
@@ -150,7 +150,7 @@ def test_bytes_may_be_told_again_once_they_are_released(tmp_path: Path) -> None:
 
 
 def test_end_after_the_stream_needs_no_answer(tmp_path: Path) -> None:
-    """Nobody is left to be told when the session closed while the engine ran."""
+    """Nobody is left to be sealed when the session closed while the engine ran."""
     story = make_story()
     story.remove(E.TRANSFER_ANSWERED, PREFILL, transfer=2)
     story.move(at(story, E.SESSION_CLOSED), at(story, E.TRANSFER_DRAINED, transfer=2))

@@ -45,7 +45,7 @@ def test_killed_decode_is_reported_and_no_breach(tmp_path: Path) -> None:
 
 def test_killed_prefill_is_reported_and_no_breach(tmp_path: Path) -> None:
     """A producer that is killed leaves decode to end the session alone."""
-    story = killed_in(Event.SPAN_TOLD, PREFILL, transfer=2)
+    story = killed_in(Event.SPAN_SEALED, PREFILL, transfer=2)
     story.remove(Event.PRODUCER_ENDED, transfer=2)
     story.move(story.index(Event.SESSION_CLOSED), story.index(Event.TRANSFER_ABORTED))
 

@@ -17,8 +17,8 @@ def make_watch() -> LaneWatch:
     return watch
 
 
-def test_window_is_complete_when_the_last_lane_has_made_its_steps() -> None:
-    """Its first token comes from the prompt, one more step aligns the window, then steps count."""
+def test_interval_is_complete_when_the_last_lane_has_made_its_steps() -> None:
+    """Its first token comes from the prompt, one more step aligns the interval, then steps count."""
     watch = LaneWatch((30,), num_steps=2)
     states = []
     for time_ms in (10, 20, 30, 40):
@@ -28,7 +28,7 @@ def test_window_is_complete_when_the_last_lane_has_made_its_steps() -> None:
     assert states == [False, False, False, True]
 
 
-def test_window_waits_for_every_lane() -> None:
+def test_interval_waits_for_every_lane() -> None:
     """A batch that is not full yet is not what was asked for."""
     watch = LaneWatch((30, 20), num_steps=1)
     watch.arrived(0, 9, 10 * MS)
@@ -38,24 +38,24 @@ def test_window_waits_for_every_lane() -> None:
 
 def test_steps_are_those_of_the_last_lane() -> None:
     """From its first step at 50 ms: 13 ms and 16 ms."""
-    assert make_watch().window().step_s == pytest.approx((0.013, 0.016))
+    assert make_watch().interval().step_s == pytest.approx((0.013, 0.016))
 
 
-def test_tokens_of_all_lanes_inside_the_window_count() -> None:
+def test_tokens_of_all_lanes_inside_the_interval_count() -> None:
     """After 50 ms: one of lane 0 and two of lane 1."""
-    assert make_watch().window().num_tokens == 3
+    assert make_watch().interval().num_tokens == 3
 
 
 def test_context_is_what_the_lanes_had_seen_on_average() -> None:
     """At 50 ms lane 0 has 30 + 4 tokens, lane 1 has 20 + 2."""
-    window = make_watch().window()
+    interval = make_watch().interval()
 
-    assert window.tokens_before == (4, 2)
-    assert window.context_tokens == (34 + 22) / 2
+    assert interval.tokens_before == (4, 2)
+    assert interval.context_tokens == (34 + 22) / 2
 
 
 def test_early_lanes_get_shorter_prompts_in_the_next_round() -> None:
-    """What a lane generates before the window is taken off its prompt, down to a least length."""
+    """What a lane generates before the interval is taken off its prompt, down to a least length."""
     assert prompt_lens(50, (30, 2, 49)) == (20, 48, 16)
 
 

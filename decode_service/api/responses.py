@@ -1,0 +1,82 @@
+"""Tokens and timings as messages of the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from google.protobuf.duration_pb2 import Duration
+
+from common.session.messages import TransferMode
+from common.telemetry.timeline import Timeline
+from common.wire.enums import MODES
+from decode_service.generate.answer import FinishReason, TokenEvent
+from decode_service.generate.sampling import SampledToken
+from decode_service.request import Request, Route
+from kvspan.v1 import decode_pb2 as pb
+from kvspan.v1 import geometry_pb2
+
+FINISH_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+
+ROUTES = {Route.REMOTE: pb.ROUTE_REMOTE, Route.LOCAL: pb.ROUTE_LOCAL, Route.AUTO: pb.ROUTE_AUTO}
+
+
+def token_response(events: Sequence[TokenEvent], *, with_logprobs: bool) -> pb.GenerateResponse:
+    """Return the message for tokens that are sent together."""
+    response = pb.GenerateResponse(
+        token_ids=[event.sampled.token_id for event in events],
+        text="".join(event.text for event in events),
+    )
+    if with_logprobs:
+        response.logprobs.extend(_position(event.sampled) for event in events)
+    return response
+
+
+def last_response(
+    response: pb.GenerateResponse,
+    finish: FinishReason,
+    request: Request,
+    num_tokens: int,
+    timeline: Timeline,
+) -> None:
+    """Add to the last message why the generation ended, and its counts and stages."""
+    response.finish_reason = FINISH_REASONS[finish]
+    response.usage.CopyFrom(pb.Usage(prompt_tokens=request.prompt_len, generated_tokens=num_tokens))
+    response.timings.CopyFrom(_timings(request, timeline))
+
+
+def _timings(request: Request, timeline: Timeline) -> pb.Timings:
+    stages = timeline.stages()
+    return pb.Timings(
+        queued=_duration(stages.queued),
+        waiting=_duration(stages.waiting),
+        prefill=_duration(stages.prefill),
+        exposed_transfer=_duration(stages.exposed_transfer),
+        first_token=_duration(stages.first_token),
+        decode=_duration(stages.decode),
+        total=_duration(stages.total),
+        overlap=timeline.overlap,
+        num_spans=len(timeline.spans),
+        num_spans_overlapped=timeline.num_spans_overlapped,
+        num_bytes=sum(record.num_bytes for record in timeline.spans),
+        route=ROUTES[Route.LOCAL if timeline.is_local else Route.REMOTE],
+        transfer=geometry_pb2.TRANSFER_MODE_UNSPECIFIED if timeline.is_local else _mode(request.mode),
+    )
+
+
+def _mode(mode: TransferMode) -> geometry_pb2.TransferMode:
+    return MODES.number(mode)
+
+
+def _duration(nanoseconds: int) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(nanoseconds)
+    return duration
+
+
+def _position(sampled: SampledToken) -> pb.PositionLogprobs:
+    top = [pb.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in sampled.top]
+    chosen = pb.TokenLogprob(token_id=sampled.token_id, logprob=sampled.logprob)
+    return pb.PositionLogprobs(chosen=chosen, top=top)

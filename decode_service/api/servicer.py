@@ -1,0 +1,130 @@
+"""The gRPC face of the decode service: requests in, tokens out, and what an operator asks.
+
+Theory of operation: a request that takes long to read is read on another thread, because pings to prefill
+services go out from this event loop: while it stands still for one client, the requests of all wait, and in
+the end their sessions are lost. A few are read at a time. The time limit runs meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import grpc
+
+from common.errors import DeadlineExceeded, KVSpanError, ShuttingDown
+from common.runtime.clock import Clock
+from common.runtime.tasks import SideWork
+from common.telemetry.timeline import Timeline
+from decode_service.api.responses import last_response, token_response
+from decode_service.api.status import Reporter
+from decode_service.api.validation import RequestReader
+from decode_service.core import DecodeCore
+from decode_service.generate.answer import TokenEvent
+from decode_service.request import Request
+from kvspan.v1 import decode_pb2 as pb
+from kvspan.v1 import decode_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+MAX_LONG_READS = 2
+"""Long requests that are read at the same time; each takes a core while it is tokenized."""
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What was sent so far."""
+
+    request: Request
+    timeline: Timeline
+    num_tokens: int = 0
+    is_named: bool = False
+
+
+class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
+    """Serves clients."""
+
+    def __init__(self, core: DecodeCore, reader: RequestReader, reporter: Reporter, clock: Clock) -> None:
+        self._core = core
+        self._reader = reader
+        self._reporter = reporter
+        self._clock = clock
+        self._long_reads = SideWork(MAX_LONG_READS)
+        self._calls: set[asyncio.Task[Any]] = set()
+        # Invariant: the tasks of running Generate calls.
+        self._is_cut = False
+
+    def cut(self) -> None:
+        """End every running call with UNAVAILABLE; the grace is over."""
+        self._is_cut = True
+        for call in self._calls:
+            call.cancel()
+
+    async def Generate(  # noqa: N802 - name given by the contract
+        self, request: pb.GenerateRequest, context: Context
+    ) -> None:
+        """Stream one completion; the last message carries reason, usage and timings."""
+        timeline = Timeline(self._clock.now_ns())
+        limit_s = self._reader.time_limit_s(context.time_remaining())
+        try:
+            with self._listed():
+                async with asyncio.timeout(limit_s):
+                    answer = _Answer(await self._read(request, limit_s), timeline)
+                    await self._answer(answer, context)
+        except TimeoutError as error:
+            raise DeadlineExceeded(limit_s) from error
+        except asyncio.CancelledError as error:
+            if self._is_cut:
+                raise ShuttingDown("the decode service is shutting down") from error
+            raise
+
+    async def _read(self, request: pb.GenerateRequest, limit_s: float) -> Request:
+        """Validate a request; one that ends here, refused or given up, is counted too."""
+        read = partial(self._reader.read, request, limit_s)
+        try:
+            return await self._long_reads.run(read) if self._reader.is_long(request) else read()
+        except (KVSpanError, asyncio.CancelledError):
+            self._core.count_refused()
+            raise
+
+    @contextmanager
+    def _listed(self) -> Iterator[None]:
+        call = asyncio.current_task()
+        assert call is not None
+        self._calls.add(call)
+        try:
+            yield
+        finally:
+            self._calls.discard(call)
+
+    async def _answer(self, answer: _Answer, context: Context) -> None:
+        async with aclosing(self._core.generate(answer.request, answer.timeline)) as lists:
+            async for events in lists:
+                await self._send(answer, events, context)
+
+    async def GetCapabilities(  # noqa: N802
+        self, request: pb.DecodeServiceGetCapabilitiesRequest, context: Context
+    ) -> pb.DecodeServiceGetCapabilitiesResponse:
+        """Tell what this service is and can."""
+        return self._reporter.capabilities()
+
+    async def GetStatus(  # noqa: N802
+        self, request: pb.GetStatusRequest, context: Context
+    ) -> pb.GetStatusResponse:
+        """Tell what this service is doing now."""
+        return self._reporter.status()
+
+    async def _send(self, answer: _Answer, events: Iterable[TokenEvent], context: Context) -> None:
+        """Write one message for tokens that came together."""
+        tokens = tuple(events)
+        answer.num_tokens += len(tokens)
+        response = token_response(tokens, with_logprobs=answer.request.sampling.logprobs is not None)
+        if not answer.is_named:
+            response.request_id, answer.is_named = answer.request.request_id, True
+        if tokens[-1].finish is not None:
+            last_response(response, tokens[-1].finish, answer.request, answer.num_tokens, answer.timeline)
+        await context.write(response)

@@ -1,0 +1,202 @@
+"""Turns a GenerateRequest of the contract into a `Request`, or names everything wrong with it.
+
+Theory of operation: all violations are collected and raised at once. What is wrong with the request itself
+is INVALID_ARGUMENT; what this service is too small for is OUT_OF_RANGE, with the numbers. A prompt that can
+never fit is refused before anything is made of it. Reading a long request takes time all the same: whoever
+reads one (`is_long`) does it beside the event loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from common.errors import InvalidRequest, PromptTooLong, UnknownModel, Violation
+from common.model.text import LONG_TEXT_CHARS, Tokenizer
+from common.session.messages import TransferMode
+from common.wire.enums import MODES
+from decode_service.request import Request, Route, SamplingParams, sampling_violations
+from kvspan.v1 import decode_pb2 as pb
+from kvspan.v1 import geometry_pb2
+
+MAX_STOPS = 16
+"""Stop strings of one request; every text delta is searched for each."""
+
+MAX_STOP_CHARS = 1024
+"""Of one stop string; as much text may be held back."""
+
+MAX_REQUEST_ID_CHARS = 256
+
+LONG_TOKENS_BYTES = 64 << 10
+"""A larger request takes more than a millisecond to read, whatever it consists of."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What requests are checked against, and what those that say nothing get."""
+
+    model_name: str
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    max_context_tokens: int
+    """Prompt and answer together: what the model was made for and the cache can hold."""
+
+    max_new_tokens: int
+    time_limit_s: float
+    default_route: Route
+    routes: tuple[Route, ...]
+    default_mode: TransferMode
+
+
+class RequestReader:
+    """Reads requests."""
+
+    def __init__(self, tokenizer: Tokenizer, limits: RequestLimits) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._numbers = itertools.count(1)
+
+    def is_long(self, request: pb.GenerateRequest) -> bool:
+        """Tell whether reading it would hold up the event loop; ids are read faster than text."""
+        has_ids = request.WhichOneof("prompt") == "tokens"
+        return request.ByteSize() > (LONG_TOKENS_BYTES if has_ids else LONG_TEXT_CHARS)
+
+    def time_limit_s(self, time_remaining_s: float | None) -> float:
+        """Return the seconds that a request with this deadline may live."""
+        limit_s = self._limits.time_limit_s
+        return limit_s if time_remaining_s is None else min(limit_s, time_remaining_s)
+
+    def read(self, request: pb.GenerateRequest, time_remaining_s: float | None) -> Request:
+        """Return the request with every default filled in; on any thread.
+
+        Raises: `InvalidRequest` with all violations, `PromptTooLong`, `UnknownModel`.
+        """
+        limits = self._limits
+        if request.model and request.model != limits.model_name:
+            raise UnknownModel(request.model, limits.model_name)
+        violations = [*self._violations(request)]
+        prompt_ids = self._prompt(request, violations)
+        sampling = self._sampling(request.sampling, len(prompt_ids))
+        wrong = sampling_violations(sampling)
+        violations += [Violation(f"sampling.{one.field}", one.problem) for one in wrong]
+        if violations:
+            raise InvalidRequest(violations)
+        self._check_fits("context tokens", len(prompt_ids) + sampling.max_new_tokens)
+        eos_ids = () if request.sampling.ignore_eos else limits.eos_ids
+        return Request(
+            request_id=self._name(request),
+            prompt_ids=prompt_ids,
+            sampling=sampling,
+            stop=tuple(request.sampling.stop),
+            stop_ids=frozenset((*eos_ids, *request.sampling.stop_token_ids)),
+            route=self._route(request),
+            mode=self._mode(request),
+            time_limit_s=self.time_limit_s(time_remaining_s),
+        )
+
+    def _prompt(self, request: pb.GenerateRequest, violations: list[Violation]) -> tuple[int, ...]:
+        max_tokens = self._limits.max_context_tokens
+        match request.WhichOneof("prompt"):
+            case "text":
+                token_ids = self._tokenizer.encode(request.text, max_tokens=max_tokens)
+            case "chat":
+                self._check_fits("chat messages", len(request.chat.messages))
+                turns = [{"role": turn.role, "content": turn.content} for turn in request.chat.messages]
+                try:
+                    token_ids = self._tokenizer.encode_chat(turns, max_tokens=max_tokens) if turns else []
+                except InvalidRequest as refusal:
+                    violations += refusal.violations
+                    return ()
+            case "tokens":
+                prompt_len = len(request.tokens.token_ids)
+                if prompt_len > max_tokens:
+                    self._check_fits("context tokens", prompt_len + request.sampling.max_new_tokens)
+                token_ids = list(request.tokens.token_ids)
+            case _:
+                violations.append(Violation("prompt", "one of text, chat and tokens must be set"))
+                return ()
+        if not token_ids:
+            violations.append(Violation("prompt", "has no tokens, must have at least 1"))
+        elif max(token_ids) >= self._limits.vocab_size:
+            problem = f"has {max(token_ids)}, the vocabulary ends at {self._limits.vocab_size}"
+            violations.append(Violation("tokens.token_ids", problem))
+        return tuple(token_ids)
+
+    def _check_fits(self, name: str, needed: int) -> None:
+        if needed > self._limits.max_context_tokens:
+            raise PromptTooLong(name, needed, self._limits.max_context_tokens)
+
+    def _sampling(self, params: pb.SamplingParams, prompt_len: int) -> SamplingParams:
+        room = max(1, self._limits.max_context_tokens - prompt_len)
+        given = params.HasField
+        return SamplingParams(
+            max_new_tokens=params.max_new_tokens
+            if given("max_new_tokens")
+            else min(self._limits.max_new_tokens, room),
+            temperature=params.temperature if given("temperature") else 0.0,
+            top_k=params.top_k,
+            top_p=params.top_p if given("top_p") else 1.0,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty if given("repetition_penalty") else 1.0,
+            seed=params.seed if given("seed") else None,
+            logprobs=params.logprobs if given("logprobs") else None,
+        )
+
+    def _violations(self, request: pb.GenerateRequest) -> list[Violation]:
+        """Return what is wrong beside the prompt and the sampling numbers."""
+        params, vocab_size = request.sampling, self._limits.vocab_size
+        unserved = "is not served"
+        checks = (
+            ("sampling.n", params.HasField("n") and params.n != 1, f"is {params.n}, only 1 is served"),
+            ("sampling.prompt_logprobs", params.HasField("prompt_logprobs"), unserved),
+            ("sampling.grammar", bool(params.grammar), unserved),
+            ("sampling.stop", "" in params.stop, "has an empty string"),
+            ("sampling.stop", len(params.stop) > MAX_STOPS, f"has {len(params.stop)}, at most {MAX_STOPS}"),
+            (
+                "sampling.stop",
+                any(len(stop) > MAX_STOP_CHARS for stop in params.stop),
+                f"has a string of more than {MAX_STOP_CHARS} characters",
+            ),
+            (
+                "sampling.stop_token_ids",
+                any(token >= vocab_size for token in params.stop_token_ids),
+                f"has {max(params.stop_token_ids, default=0)}, the vocabulary ends at {vocab_size}",
+            ),
+            (
+                "request_id",
+                len(request.request_id) > MAX_REQUEST_ID_CHARS,
+                f"has {len(request.request_id)} characters, at most {MAX_REQUEST_ID_CHARS}",
+            ),
+            ("route", request.route not in pb.Route.values(), f"is {request.route}, not a known route"),
+            ("route", not self._is_served(request), "no prefill service is configured here"),
+            (
+                "transfer",
+                request.transfer not in geometry_pb2.TransferMode.values(),
+                f"is {request.transfer}, not a known mode",
+            ),
+        )
+        return [Violation(field, problem) for field, is_wrong, problem in checks if is_wrong]
+
+    def _is_served(self, request: pb.GenerateRequest) -> bool:
+        return request.route != pb.ROUTE_REMOTE or self._has_remote
+
+    def _route(self, request: pb.GenerateRequest) -> Route:
+        """Return the route; a request that names a transfer mode and leaves the route open means remote."""
+        asked = {pb.ROUTE_REMOTE: Route.REMOTE, pb.ROUTE_LOCAL: Route.LOCAL, pb.ROUTE_AUTO: Route.AUTO}
+        route = asked.get(request.route, self._limits.default_route)
+        names_mode = request.transfer != geometry_pb2.TRANSFER_MODE_UNSPECIFIED
+        return Route.REMOTE if route is Route.AUTO and names_mode and self._has_remote else route
+
+    @property
+    def _has_remote(self) -> bool:
+        return Route.REMOTE in self._limits.routes
+
+    def _mode(self, request: pb.GenerateRequest) -> TransferMode:
+        if request.transfer == geometry_pb2.TRANSFER_MODE_UNSPECIFIED:
+            return self._limits.default_mode
+        return MODES.native("transfer", request.transfer)
+
+    def _name(self, request: pb.GenerateRequest) -> str:
+        """Return a name that is unique here, whatever the client calls its requests."""
+        number = f"{next(self._numbers):06d}"
+        return f"{number}-{request.request_id}" if request.request_id else number

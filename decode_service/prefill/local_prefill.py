@@ -1,0 +1,197 @@
+"""Computes prompts in the decode process, with the engine code of the prefill service (route local).
+
+Theory of operation: one worker thread runs `ChunkedPrefill` with a `PageWriter` that puts rows straight into
+the reserved pages: no slab, no session. The same publication follows, proven by what the writer placed. A
+prompt that is given up before the thread has begun it is taken back and ends at once; one that runs is
+stopped at its next layer.
+
+Ownership: one per service; owns the thread. A reservation is held by `Holder.ENGINE` until the engine has
+ended or will never begin, also when the call that asked is gone (rule 4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import Cancelled, CoverageIncomplete, EngineFailed, InvariantViolation, KVSpanError
+from common.kv.geometry import KVGeometry
+from common.model.prefill import ChunkedPrefill
+from common.runtime.clock import Clock
+from common.runtime.invariants import raise_on
+from common.runtime.tasks import run_to_end
+from common.telemetry.timeline import Timeline
+from decode_service.cache.reservation import Holder, Reservation
+from decode_service.cache.storage import PagedStorage
+from decode_service.generate.sampling import logits_from_array
+from decode_service.prefill.journaling import DecodeJournal
+from decode_service.prefill.page_writer import PageWriter
+from decode_service.request import Request
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    logits: NDArray[np.float32]
+    started_ns: int
+    ended_ns: int
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """What the engine was given and has not ended."""
+
+    request: Request
+    reservation: Reservation
+    writer: PageWriter
+    outcome: asyncio.Future[_Computed]
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set on the event loop, read on the engine's thread at every layer."""
+
+    run: Future[_Computed] | None = None
+    """The thread's; set as soon as it is queued."""
+
+
+class LocalPrefill:
+    """One prompt computed here (`publication.FinishedPrefill`)."""
+
+    def __init__(
+        self,
+        writer: PageWriter,
+        timeline: Timeline,
+        work: asyncio.Future[_Computed],
+        give_up: Callable[[], None],
+    ) -> None:
+        self._writer = writer
+        self._timeline = timeline
+        self._work = work
+        self._give_up = give_up
+
+    async def wait(self) -> None:
+        """Wait until the engine has ended well; raises the error that ended it."""
+        await asyncio.shield(self._work)
+
+    def abort(self, error: KVSpanError) -> None:
+        """Give the prompt up: a queued one ends at once, a running one at its next layer."""
+        self._give_up()
+
+    def prove_complete(self) -> Tensor:
+        """See `FinishedPrefill`."""
+        computed = self._work.result()
+        missing = self._writer.missing()
+        if missing:
+            raise CoverageIncomplete(missing)
+        self._timeline.source_started_ns = computed.started_ns
+        self._timeline.source_ended_ns = computed.ended_ns
+        return logits_from_array(computed.logits)
+
+    def settle(self) -> None:
+        """See `FinishedPrefill`; there is nothing to give back."""
+
+
+class LocalEngine:
+    """The worker thread and its engine."""
+
+    def __init__(
+        self,
+        prefill: ChunkedPrefill,
+        geometry: KVGeometry,
+        storage: PagedStorage,
+        clock: Clock,
+        journal: DecodeJournal | None = None,
+    ) -> None:
+        self._journal = journal or DecodeJournal()
+        self._prefill = prefill
+        self._geometry = geometry
+        self._storage = storage
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-prefill")
+        self._numbers = itertools.count()
+        self._live: dict[int, _Prompt] = {}
+        # Invariant: prompts that the engine has not ended, by number; the queue of the thread holds no more
+        # than numbers, so that nothing of a prompt that was taken back stays in it.
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Longest prompt."""
+        return self._prefill.max_prompt_tokens
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Prompt tokens queued or running."""
+        return sum(prompt.request.prompt_len for prompt in self._live.values())
+
+    def begin(self, request: Request, reservation: Reservation, timeline: Timeline) -> LocalPrefill:
+        """Queue a prompt for the engine; its pages stay held until the engine has ended or will not begin."""
+        tables = reservation.pages.tables
+        required = self._geometry.required(0, request.prompt_len)
+        writer = PageWriter(self._storage, self._geometry, tables, required)
+        outcome: asyncio.Future[_Computed] = asyncio.get_running_loop().create_future()
+        reservation.hold(Holder.ENGINE)
+        self._journal.local_started(reservation, required)
+        number = next(self._numbers)
+        prompt = self._live[number] = _Prompt(request, reservation, writer, outcome)
+        prompt.run = self._thread.submit(run_to_end, self._compute, number)
+        asyncio.wrap_future(prompt.run).add_done_callback(partial(self._ended, number))
+        return LocalPrefill(writer, timeline, outcome, partial(self._give_up, number))
+
+    async def close(self) -> None:
+        """Take back what is queued, stop what runs and end the thread."""
+        for number in tuple(self._live):
+            self._give_up(number)
+        await asyncio.to_thread(self._thread.shutdown)
+
+    def _compute(self, number: int) -> _Computed:
+        """Run a prompt; on the engine's thread."""
+        prompt, started_ns = self._live[number], self._clock.now_ns()
+        logits = self._prefill.prefill(prompt.request.prompt_ids, 0, prompt.writer, prompt.stop.is_set)
+        return _Computed(logits, started_ns, self._clock.now_ns())
+
+    def _give_up(self, number: int) -> None:
+        """Stop a prompt; nothing happens when it has ended.
+
+        The thread's future is cancelled, never the event loop's: that one would end under a running engine.
+        """
+        prompt = self._live.get(number)
+        if prompt is not None:
+            prompt.stop.set()
+            assert prompt.run is not None
+            prompt.run.cancel()
+
+    def _ended(self, number: int, finished: asyncio.Future[_Computed]) -> None:
+        """Let go of a prompt that the engine has ended or will not begin, and tell its call."""
+        prompt, error = self._live.pop(number), _error_of(finished)
+        ending = "done" if error is None else type(error).__name__
+        self._journal.local_ended(prompt.reservation, ending, len(prompt.writer.missing()))
+        prompt.reservation.drop(Holder.ENGINE)
+        if error is None:
+            prompt.outcome.set_result(finished.result())
+            return
+        prompt.outcome.set_exception(_as_ours(error))
+        prompt.outcome.exception()
+        if isinstance(error, InvariantViolation):
+            raise_on(asyncio.get_running_loop(), error)
+
+
+def _error_of(finished: asyncio.Future[_Computed]) -> BaseException | None:
+    return Cancelled("given up before its turn") if finished.cancelled() else finished.exception()
+
+
+def _as_ours(error: BaseException) -> KVSpanError:
+    """Return an error as the call hears it; one that is not ours becomes `EngineFailed`."""
+    if isinstance(error, KVSpanError):
+        return error
+    failure = EngineFailed(f"{type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,311 @@
+"""Keeps one session with a prefill service alive: connects, greets, reconnects with backoff.
+
+Theory of operation: `run` repeats attempts until cancelled. An attempt asks for the capabilities first, so
+that a peer that does not fit is refused, with every difference named, before a slab is made. A peer that
+is down is tried again after a short, growing pause; one that does not fit after a longer one, since only a
+restart can change it. Ended sessions are kept until their slab is unmapped.
+
+Ownership: one `PrefillPeer` per address; owns the channel and the sessions it opened. Event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import grpc
+
+from common.errors import (
+    InvariantViolation,
+    KVSpanError,
+    LeaseExpired,
+    NegotiationError,
+    PeerLost,
+    PeerUnavailable,
+    RemoteProtocolError,
+)
+from common.kv.spans import SPAN_LAYOUT
+from common.runtime.clock import Clock
+from common.runtime.silence import SilenceWatch
+from common.runtime.tasks import first_end, make_in_thread
+from common.session.messages import Hello, SlabHandle
+from common.session.negotiation import compare, refusal
+from common.slab.segment import SlabSegment
+from common.telemetry.logging import log_fields
+from common.wire.channel import make_channel
+from common.wire.convert import capabilities_from_proto, prefill_message_from_proto, to_proto
+from common.wire.decoding import require_readable
+from common.wire.failure import RemoteFailure, from_rpc_error
+from decode_service.prefill.peer_session import PeerSession, SessionContext
+from kvspan.v1 import transfer_pb2 as pb
+from kvspan.v1 import transfer_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_S = 10.0
+"""Seconds from connecting to Welcome, mapping the slab included."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
+"""Pause after a peer was lost or could not be reached; doubles up to the longest."""
+
+REFUSED_PAUSE_S = 5.0
+"""Pause after a peer that does not fit."""
+
+
+class PeerState(enum.Enum):
+    """How the peer stands with us."""
+
+    CONNECTING = "connecting"
+    GREETING = "greeting"
+    OPEN = "open"
+    LEAVING = "leaving"
+    """Open, and none may start: the peer shuts down."""
+
+    REFUSED = "refused"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerConfig:
+    """What every session of this service is opened with; `hello` has no slab yet."""
+
+    make_hello: Callable[[SlabHandle], Hello]
+    slab_dir: Path
+    slab_bytes: int
+    boot_id: str
+    silence_limit_s: float
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatistics:
+    """What an operator asks about a peer."""
+
+    target: str
+    state: PeerState
+    boot_id: str
+    problem: str
+    """Why it is not open; empty when it is."""
+
+    num_sessions: int
+    """Opened since start."""
+
+    num_transfers: int
+    """Not drained, ended sessions included."""
+
+    slab_leased_bytes: int
+    slab_total_bytes: int
+    num_slots: int
+
+
+class PrefillPeer:
+    """One prefill service, by address."""
+
+    def __init__(self, target: str, config: PeerConfig, context: SessionContext) -> None:
+        self._target = target
+        self._config = config
+        self._context = context
+        self._state = PeerState.CONNECTING
+        self._problem = "not connected yet"
+        self._session: PeerSession | None = None
+        self._ended: list[PeerSession] = []
+        # Invariant: sessions that are closed and not yet unmapped.
+        self._num_sessions = 0
+
+    @property
+    def target(self) -> str:
+        """Address of the peer."""
+        return self._target
+
+    @property
+    def session(self) -> PeerSession | None:
+        """The session in which transfers may start now, if there is one."""
+        session = self._session
+        return session if session is not None and session.is_open and not session.is_leaving else None
+
+    @property
+    def problem(self) -> str:
+        """Why there is no session for new transfers; empty when there is."""
+        if self.session:
+            return ""
+        return self._problem or "it is shutting down"
+
+    def statistics(self) -> PeerStatistics:
+        """Return what an operator asks about this peer."""
+        sessions = [*self._ended, *([self._session] if self._session else [])]
+        transfers = sum(session.statistics().num_transfers for session in sessions)
+        slab = self._session.slab_statistics() if self._session else None
+        is_open = self._session is not None and self._session.is_open
+        return PeerStatistics(
+            target=self._target,
+            state=PeerState.LEAVING if is_open and not self.session else self._state,
+            boot_id=self._session.welcome.boot_id if self._session and is_open else "",
+            problem=self.problem,
+            num_sessions=self._num_sessions,
+            num_transfers=transfers,
+            slab_leased_bytes=slab.leased_bytes if slab else 0,
+            slab_total_bytes=slab.capacity_bytes if slab else 0,
+            num_slots=slab.num_leased if slab else 0,
+        )
+
+    def unlink_slab(self) -> None:
+        """Remove the name of a slab that the peer has not mapped yet; the process is about to end."""
+        if self._session is not None:
+            self._session.unlink_slab()
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantViolation` when a session contradicts itself."""
+        for session in [*self._ended, *([self._session] if self._session else [])]:
+            session.check_integrity()
+
+    async def run(self) -> None:
+        """Keep a session open until cancelled."""
+        pause_s = FIRST_PAUSE_S
+        try:
+            while True:
+                opened_before = self._num_sessions
+                await self._attempt()
+                pause_s = FIRST_PAUSE_S if self._num_sessions > opened_before else pause_s * 2
+                pause_s = min(pause_s, LONGEST_PAUSE_S)
+                is_refused = self._state is PeerState.REFUSED
+                await asyncio.sleep(REFUSED_PAUSE_S if is_refused else pause_s)
+        finally:
+            self._state = PeerState.CLOSED
+
+    async def _attempt(self) -> None:
+        """Connect, serve one session to its end, and note why it ended."""
+        try:
+            async with make_channel(self._target) as channel:
+                stub = transfer_pb2_grpc.PrefillServiceStub(channel)
+                await self._check_peer(stub)
+                await self._serve(stub)
+        except grpc.RpcError as error:
+            self._note(from_rpc_error(error))
+        except (KVSpanError, RemoteFailure) as error:
+            self._note(error)
+        except TimeoutError:
+            self._note(LeaseExpired(f"no Welcome within {HANDSHAKE_S:.0f} s"))
+        except InvariantViolation:
+            raise
+        except Exception as error:
+            # A bug that this peer found must not take the sessions of the others with it.
+            logger.exception("session.broken", extra=log_fields(target=self._target))
+            self._note(PeerLost(f"the session ended with {type(error).__name__}: {error}"))
+
+    async def _check_peer(self, stub: transfer_pb2_grpc.PrefillServiceStub) -> None:
+        """Raise `NegotiationError` when the capabilities show that the peer does not fit."""
+        self._state = PeerState.CONNECTING
+        request = pb.PrefillServiceGetCapabilitiesRequest()
+        try:
+            answer = await stub.GetCapabilities(request, wait_for_ready=True, timeout=HANDSHAKE_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise PeerUnavailable(f"{self._target} does not answer") from error
+            raise
+        offer = capabilities_from_proto(require_readable(answer))
+        ours = self._config.make_hello(SlabHandle("", 0, SPAN_LAYOUT)).identity
+        differences = compare(ours, offer.identity)
+        if differences:
+            raise refusal(list(differences))
+
+    async def _serve(self, stub: transfer_pb2_grpc.PrefillServiceStub) -> None:
+        """Open a session and serve it until it ends; raises why it ended."""
+        config = self._config
+        slab = await make_slab(config)
+        hello = config.make_hello(SlabHandle(slab.name, slab.size_bytes, SPAN_LAYOUT))
+        session = self._session = PeerSession(hello, slab, self._context)
+        call = stub.Transfer()
+        writer = asyncio.create_task(_write(session, call), name="session-writer")
+        lost: KVSpanError = PeerLost(f"session with {self._target} was closed here")
+        try:
+            self._state = PeerState.GREETING
+            session.greet()
+            watch = SilenceWatch(config.silence_limit_s, config.clock)
+            await first_end(self._read(session, call, watch), self._watch(session, watch))
+            await session.wait_finished()
+            lost = PeerLost(f"{self._target} ended the session")
+            raise lost
+        except grpc.RpcError as error:
+            failure = from_rpc_error(error)
+            lost = PeerLost(f"session with {self._target} broke: {failure}")
+            raise
+        except KVSpanError as error:
+            lost = PeerLost(f"session with {self._target} ended: {error}")
+            raise
+        finally:
+            self._end(session, lost)
+            writer.cancel()
+            call.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    async def _read(self, session: PeerSession, call: TransferCall, watch: SilenceWatch) -> None:
+        """Feed the session until the peer ends the stream; raises the status when that is not OK."""
+        async with asyncio.timeout(HANDSHAKE_S) as handshake:
+            async for response in received(call):
+                watch.heard()
+                session.receive(prefill_message_from_proto(response))
+                if self._state is not PeerState.OPEN and session.is_open:
+                    handshake.reschedule(None)
+                    self._opened(session)
+
+    async def _watch(self, session: PeerSession, watch: SilenceWatch) -> None:
+        """Ping an open session; raises `PeerLost` when the peer has been silent for too long."""
+        while True:
+            await asyncio.sleep(watch.interval_s)
+            if session.is_open and watch.look():
+                raise PeerLost(f"{self._target} was silent for {watch.limit_s:.1f} s")
+            session.check_drained()
+            session.ping()
+
+    def _opened(self, session: PeerSession) -> None:
+        self._state, self._problem = PeerState.OPEN, ""
+        self._num_sessions += 1
+        fields = log_fields(target=self._target, peer_boot_id=session.welcome.boot_id)
+        logger.info("session.opened", extra=fields)
+        self._context.on_change()
+
+    def _end(self, session: PeerSession, lost: KVSpanError) -> None:
+        self._session = None
+        self._ended = [one for one in (*self._ended, session) if not one.is_unmapped]
+        session.close(lost)
+        self._ended = [one for one in self._ended if not one.is_unmapped]
+
+    def _note(self, error: KVSpanError | RemoteFailure) -> None:
+        """Remember and log why there is no session; the same problem is logged once."""
+        refused = isinstance(error, NegotiationError | RemoteProtocolError)
+        self._state = PeerState.REFUSED if refused else PeerState.CONNECTING
+        if str(error) != self._problem:
+            fields = log_fields(target=self._target, state=self._state.value, problem=error)
+            logger.warning("session.failed", extra=fields)
+        self._problem = str(error)
+
+
+async def make_slab(config: PeerConfig) -> SlabSegment:
+    """Make a slab on another thread: a large one takes longer than other sessions may be silent."""
+    make = partial(SlabSegment.create, config.slab_dir, config.slab_bytes, config.boot_id)
+    return await make_in_thread(make, SlabSegment.close)
+
+
+TransferCall = grpc.aio.StreamStreamCall[pb.TransferRequest, pb.TransferResponse]
+
+
+async def received(call: TransferCall) -> AsyncIterator[pb.TransferResponse]:
+    """Yield every response until the peer ends the stream; raises the status when that is not OK.
+
+    Raises: `RemoteProtocolError` for bytes that are no message.
+    """
+    # Not `call.read()`: after a write that failed it drops what has arrived and was not read.
+    async for response in call:
+        yield require_readable(response)
+
+
+async def _write(session: PeerSession, call: TransferCall) -> None:
+    """Send what the session wants to say, then half-close."""
+    while (message := await session.next_message()) is not None:
+        await call.write(to_proto(message))
+    await call.done_writing()

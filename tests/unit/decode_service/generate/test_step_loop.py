@@ -1,0 +1,249 @@
+"""Decoding: one thread, one step after another over the active lanes."""
+
+import asyncio
+import logging
+import platform
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from common.errors import Cancelled, EngineFailed, InvariantViolation
+from common.runtime.invariants import watch_callbacks
+from decode_service.generate.answer import FinishReason
+from decode_service.generate.backends.base import LaneStep
+from decode_service.generate.step_loop import StepLoop
+from tests.support.decoding import GEOMETRY, HeldBackend, Lane, make_lane
+from tests.support.fakes import CountingBackend
+
+FUTEX = {"x86_64": "202", "aarch64": "98"}
+"""Number of the system call, by machine."""
+
+pytestmark = pytest.mark.usefixtures("leak_check")
+
+
+@asynccontextmanager
+async def running(backend: CountingBackend) -> AsyncIterator[StepLoop]:
+    """Run a step loop; its thread ends with the context."""
+    loop = StepLoop(backend)
+    try:
+        yield loop
+    finally:
+        await asyncio.to_thread(loop.stop)
+
+
+def start(loop: StepLoop, *lanes: Lane) -> None:
+    """Hand published sequences to the loop."""
+    for lane in lanes:
+        loop.start(lane.sequence)
+
+
+async def test_one_token_costs_no_step() -> None:
+    """The first token comes from the handed-over logits (F1)."""
+    backend, lane = CountingBackend(GEOMETRY), make_lane("p", max_new_tokens=1)
+    async with running(backend) as loop:
+        start(loop, lane)
+
+        assert await lane.tokens() == [*b"p"]
+        assert backend.batches == []
+        lane.leave()
+        assert lane.is_free
+
+
+async def test_four_tokens_cost_three_steps() -> None:
+    """Nothing that prefill computed is computed again (F5)."""
+    backend, lane = CountingBackend(GEOMETRY), make_lane("p", max_new_tokens=4)
+    async with running(backend) as loop:
+        start(loop, lane)
+
+        assert await lane.tokens() == [*b"pqrs"]
+        assert [(step.token_id, step.position) for (step,) in backend.batches] == [
+            (ord("p"), 3),
+            (ord("q"), 4),
+            (ord("r"), 5),
+        ]
+        assert loop.statistics().num_tokens == 4
+
+
+async def test_an_end_of_sequence_first_decodes_nothing() -> None:
+    """The lane is free at once (F2)."""
+    backend, lane = CountingBackend(GEOMETRY), make_lane(chr(257))
+    async with running(backend) as loop:
+        start(loop, lane)
+
+        (event,) = await lane.events()
+        assert event.finish is FinishReason.STOP
+        assert backend.batches == []
+        lane.leave()
+        assert lane.is_free
+
+
+async def test_a_new_sequence_joins_the_batch_at_the_next_step() -> None:
+    """Nobody waits for the batch to end, and nobody's tokens depend on the company."""
+    held, first, second = HeldBackend(), make_lane("p", 5), make_lane("A", 3, prompt="hello")
+    async with running(held.backend) as loop:
+        start(loop, first)
+        await held.entered()
+        start(loop, second)
+        held.let_go(9)
+
+        assert await first.tokens() == [*b"pqrst"]
+        assert await second.tokens() == [*b"ABC"]
+        assert held.batches == ["p", "qA", "rB", "s"]
+
+
+async def test_a_cancelled_sequence_leaves_between_two_steps() -> None:
+    """The step that is under way still has its pages; the next one goes on without it."""
+    held, gone, stays = HeldBackend(), make_lane("p", 9), make_lane("A", 3)
+    async with running(held.backend) as loop:
+        start(loop, gone)
+        await held.entered()
+        start(loop, stays)
+        held.let_go()
+        await held.entered()
+
+        gone.leave()
+        assert not gone.is_free
+        held.let_go(9)
+
+        assert await stays.tokens() == [*b"ABC"]
+        assert held.batches == ["p", "qA", "B"]
+        assert isinstance(await gone.error(), Cancelled)
+        assert gone.is_free
+
+
+async def test_a_step_that_fails_fails_its_lanes_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """The loop goes on with the next sequence."""
+    caplog.set_level(logging.CRITICAL)
+    held, first, second, after = HeldBackend(), make_lane("p"), make_lane("A"), make_lane("a", 2)
+    held.failing_steps = {1}
+    async with running(held.backend) as loop:
+        start(loop, first)
+        await held.entered()
+        start(loop, second)
+        held.let_go(9)
+        for lane in (first, second):
+            error = await lane.error()
+            assert isinstance(error, EngineFailed)
+            assert "a device was lost" in str(error)
+            lane.leave()
+            assert lane.is_free
+
+        start(loop, after)
+
+        assert await after.tokens() == [*b"ab"]
+        assert held.batches == ["p", "qA", "a"]
+
+
+async def test_a_lane_that_cannot_step_fails_alone(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One lane that has no part of the step is no reason to stop another (rule 8)."""
+    caplog.set_level(logging.CRITICAL)
+    backend, broken, whole = CountingBackend(GEOMETRY), make_lane("p", 9), make_lane("A", 4)
+
+    def no_row() -> LaneStep:
+        raise KeyError("position 3 has no row")
+
+    monkeypatch.setattr(broken.sequence, "lane_step", no_row)
+    async with running(backend) as loop:
+        start(loop, broken, whole)
+
+        assert await whole.tokens() == [*b"ABCD"]
+        error = await broken.error()
+        assert isinstance(error, EngineFailed)
+        assert "position 3 has no row" in str(error)
+        broken.leave()
+        assert broken.is_free
+
+
+async def test_a_sample_that_fails_fails_its_lane_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Logits of one lane that are no numbers are no reason to stop another."""
+    caplog.set_level(logging.CRITICAL)
+    held, broken, whole = HeldBackend(), make_lane("p", 9), make_lane("A", 4)
+    held.backend.poisoned = {ord("q")}
+    async with running(held.backend) as loop:
+        start(loop, broken)
+        await held.entered()
+        start(loop, whole)
+        held.let_go(9)
+
+        assert await whole.tokens() == [*b"ABCD"]
+        assert isinstance(await broken.error(), EngineFailed)
+        assert held.batches == ["p", "qA", "B", "C"]
+        broken.leave()
+        assert broken.is_free
+
+
+async def test_stopping_ends_every_sequence() -> None:
+    """Active lanes are retired, so that their pages can come back; nobody waits for ever."""
+    held, lanes = HeldBackend(), [make_lane("p", 20_000), make_lane("A", 20_000)]
+    async with running(held.backend) as loop:
+        start(loop, *lanes)
+        await held.entered()
+        held.let_go(50_000)
+
+    for lane in lanes:
+        assert isinstance(await lane.error(), Cancelled)
+        lane.leave()
+        assert lane.is_free
+
+
+async def test_a_client_that_left_before_the_first_step_costs_none() -> None:
+    """A cancel may come between publication and the loop."""
+    backend, lane = CountingBackend(GEOMETRY), make_lane("p", 9)
+    lane.leave()
+    async with running(backend) as loop:
+        start(loop, lane)
+
+        assert isinstance(await lane.error(), Cancelled)
+        assert backend.batches == []
+        assert lane.is_free
+
+
+class ShortBackend(CountingBackend):
+    """A backend that forgets its last lane."""
+
+    def step(self, batch: Sequence[LaneStep]) -> Tensor:
+        """See `DecodeBackend`."""
+        return super().step(batch)[:-1]
+
+
+async def test_a_thread_that_breaks_reaches_the_service(caplog: pytest.LogCaptureFixture) -> None:
+    """Else every request would wait for its deadline."""
+    caplog.set_level(logging.CRITICAL)
+    seen: asyncio.Queue[InvariantViolation] = asyncio.Queue()
+    watch_callbacks(asyncio.get_running_loop(), seen.put_nowait)
+    async with running(ShortBackend(GEOMETRY)) as loop:
+        start(loop, make_lane("p", 3))
+
+        assert "step loop broke: IndexError" in str(await seen.get())
+
+
+@pytest.mark.skipif(platform.machine() not in FUTEX, reason="the number of the system call is not known")
+async def test_an_idle_loop_sleeps_without_a_time_limit() -> None:
+    """Nothing polls: the thread waits in the kernel until something is put into its queue."""
+    backend, lane = CountingBackend(GEOMETRY), make_lane("p", 2)
+    async with running(backend) as loop:
+        start(loop, lane)
+        await lane.tokens()
+
+        assert loop.statistics().num_active == 0
+        assert await asyncio.to_thread(waits_for_ever, "step-loop")
+
+
+def waits_for_ever(name: str) -> bool:
+    """Tell whether a thread comes to rest in a futex without a time limit, as only an untimed get has."""
+    number = FUTEX[platform.machine()]
+    thread = next(one for one in threading.enumerate() if one.name == name)
+    give_up_s = time.monotonic() + 30
+    while time.monotonic() < give_up_s:
+        fields = Path(f"/proc/self/task/{thread.native_id}/syscall").read_text().split()
+        if fields[0] == number and int(fields[4], 16) == 0:
+            return True
+        time.sleep(0.001)  # the thread may not have had its turn yet
+    return False

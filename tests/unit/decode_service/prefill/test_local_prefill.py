@@ -1,0 +1,191 @@
+"""Prompts computed in the decode process: one at a time, and everything given back at their end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from common.errors import Cancelled, EngineFailed, KVSpanError
+from common.kv.ranges import Range
+from common.runtime.clock import SystemClock
+from common.telemetry.timeline import Timeline
+from decode_service.cache.cache import KVCache
+from decode_service.cache.reservation import Holder, Reservation
+from decode_service.cache.storage import PagedStorage
+from decode_service.prefill.journaling import DecodeJournal
+from decode_service.prefill.local_prefill import LocalEngine, LocalPrefill
+from decode_service.request import Route
+from tests.support.decoding import GEOMETRY, make_request
+from tests.support.fakes import PatternEngine
+from tests.support.prefill_peers import turns
+
+if TYPE_CHECKING:
+    from common.model.prefill import ChunkedPrefill
+
+pytestmark = pytest.mark.usefixtures("leak_check")
+
+NUM_PAGES = 12
+LONG_S = 20.0
+"""Longest time an end may take to come; it takes milliseconds."""
+
+
+class Bench:
+    """A local engine over a pattern, and the pages its prompts were given."""
+
+    def __init__(self) -> None:
+        self.pattern = PatternEngine(GEOMETRY)
+        self.freed: list[Reservation] = []
+        self._journal = DecodeJournal()
+        self._cache = KVCache(GEOMETRY, (NUM_PAGES,))
+        storage = PagedStorage(GEOMETRY, (NUM_PAGES,))
+        prefill = cast("ChunkedPrefill", self.pattern)
+        self.engine = LocalEngine(prefill, GEOMETRY, storage, SystemClock(), self._journal)
+
+    def begin(self, prompt: str = "abc") -> tuple[LocalPrefill, Reservation]:
+        """Queue a prompt; its call still holds the pages."""
+        request = make_request(prompt, route=Route.LOCAL)
+        pages = self._cache.reserve(request.prompt_len, 1)
+        reservation = Reservation(pages, self.freed.append)
+        self._journal.reservation_made(reservation)
+        return self.engine.begin(request, reservation, Timeline(0)), reservation
+
+    def hold(self) -> tuple[asyncio.Event, threading.Event]:
+        """Stop the engine at its next layer; returns what says that it stands there, and what lets it go."""
+        loop, entered, may_go = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+        def on_layer(chunk: Range, layer: int) -> None:
+            loop.call_soon_threadsafe(entered.set)
+            may_go.wait(LONG_S)
+
+        self.pattern.on_layer = on_layer
+        return entered, may_go
+
+
+@asynccontextmanager
+async def make_bench() -> AsyncIterator[Bench]:
+    """Yield an idle engine; its thread ends with it."""
+    bench = Bench()
+    yield bench
+    await bench.engine.close()
+
+
+async def test_a_prompt_is_whole_when_its_engine_has_ended() -> None:
+    """The seed comes, and only the call holds the pages."""
+    async with make_bench() as bench:
+        local, reservation = bench.begin()
+
+        await local.wait()
+
+        assert int(local.prove_complete().argmax()) == ord("d")
+        assert reservation.holders == {Holder.CLIENT}
+        assert bench.engine.backlog_tokens == 0
+
+
+def raises(error: Exception) -> Callable[[Range, int], None]:
+    """Return a hook that breaks a layer."""
+
+    def on_layer(chunk: Range, layer: int) -> None:
+        raise error
+
+    return on_layer
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("by none"), StopIteration("by none")], ids=repr)
+async def test_whatever_an_engine_raises_ends_its_prompt(error: Exception) -> None:
+    """The call hears of it, the pages are let go of, and the next prompt runs."""
+    async with make_bench() as bench:
+        bench.pattern.on_layer = raises(error)
+        local, reservation = bench.begin()
+
+        async with asyncio.timeout(LONG_S):
+            with pytest.raises(EngineFailed, match="by none"):
+                await local.wait()
+
+        assert reservation.holders == {Holder.CLIENT}
+        bench.pattern.on_layer = lambda chunk, layer: None
+        await bench.begin()[0].wait()
+
+
+async def test_a_prompt_whose_engine_left_out_a_layer_is_not_whole() -> None:
+    """The engine's word is not enough: every row must have been placed."""
+    async with make_bench() as bench:
+        bench.pattern.skipped = {1}
+        local, _ = bench.begin()
+
+        await local.wait()
+
+        with pytest.raises(KVSpanError, match="layer 1"):
+            local.prove_complete()
+
+
+async def test_a_queued_prompt_that_is_given_up_ends_before_the_one_that_runs() -> None:
+    """Lane and pages are not kept until the engine has come to it; the running one is not touched."""
+    async with make_bench() as bench:
+        entered, may_go = bench.hold()
+        running, _ = bench.begin("abc")
+        queued, reservation = bench.begin("defg")
+        await entered.wait()
+
+        queued.abort(Cancelled("by the client"))
+        async with asyncio.timeout(LONG_S):
+            with pytest.raises(Cancelled):
+                await queued.wait()
+
+        assert reservation.holders == {Holder.CLIENT}
+        assert bench.engine.backlog_tokens == 3
+        may_go.set()
+        await running.wait()
+        assert int(running.prove_complete().argmax()) == ord("d")
+
+
+async def test_a_running_prompt_that_is_given_up_holds_its_pages_until_the_engine_has_ended() -> None:
+    """Rule 4: until then it writes."""
+    async with make_bench() as bench:
+        entered, may_go = bench.hold()
+        running, reservation = bench.begin()
+        await entered.wait()
+
+        running.abort(Cancelled("by the client"))
+        reservation.drop(Holder.CLIENT)
+        await turns()
+        assert reservation.holders == {Holder.ENGINE}
+        may_go.set()
+
+        with pytest.raises(Cancelled):
+            await running.wait()
+        assert bench.freed == [reservation]
+
+
+async def test_giving_up_a_prompt_that_has_ended_changes_nothing() -> None:
+    """A cancel may meet the end."""
+    async with make_bench() as bench:
+        local, reservation = bench.begin()
+        await local.wait()
+
+        local.abort(Cancelled("by the client"))
+
+        assert int(local.prove_complete().argmax()) == ord("d")
+        assert reservation.holders == {Holder.CLIENT}
+
+
+async def test_closing_takes_back_what_is_queued_and_stops_what_runs() -> None:
+    """The pages of both are free before the thread's owner goes on."""
+    async with make_bench() as bench:
+        entered, may_go = bench.hold()
+        prompts = [bench.begin(), bench.begin()]
+        await entered.wait()
+        for _, reservation in prompts:
+            reservation.drop(Holder.CLIENT)
+
+        closing = asyncio.create_task(bench.engine.close())
+        await turns()
+        assert bench.freed == [prompts[1][1]]
+        may_go.set()
+        await closing
+
+        assert bench.freed == [prompts[1][1], prompts[0][1]]

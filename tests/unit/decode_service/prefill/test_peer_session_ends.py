@@ -1,0 +1,316 @@
+"""How transfers and sessions of the decode service end: what comes back, when, and once."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from common.errors import (
+    Cancelled,
+    ChecksumMismatch,
+    KVSpanError,
+    PeerLost,
+)
+from common.session.messages import CancelPrefill, GoAway, PrefillFailed
+from decode_service.prefill.peer_session import DRAIN_LIMIT_S
+from tests.support.decode_sessions import (
+    SLOT_BYTES,
+    STATES,
+    Making,
+    SessionDesk,
+    complete,
+    ending,
+    leave,
+    make_session_desk,
+    requested,
+    streaming,
+)
+from tests.support.prefill_peers import turns
+
+pytestmark = pytest.mark.usefixtures("leak_check")
+
+CAUSE = Cancelled("by the client")
+LOST = PeerLost("the stream broke")
+
+
+@pytest.fixture
+async def desk(slab_dir: Path) -> AsyncIterator[SessionDesk]:
+    """An open session; at the end it is closed and must leave nothing."""
+    with make_session_desk(slab_dir) as desk:
+        await desk.open()
+        yield desk
+        desk.session.check_integrity()
+        if not desk.closed:
+            desk.session.close(LOST)
+        desk.importer.finish()
+        assert desk.session.is_unmapped
+        assert desk.num_slots == 0
+        assert len(desk.closed) == 1
+
+
+async def test_a_cancel_before_any_answer_waits_for_the_producer(desk: SessionDesk) -> None:
+    """The engine may be about to write."""
+    transfer = await requested(desk)
+
+    transfer.prefill.abort(CAUSE)
+    leave(transfer)
+    assert await desk.said() == [CancelPrefill(transfer.start.transfer_id, 1, CAUSE.code)]
+    assert (transfer.is_free, desk.num_slots) == (False, 1)
+    desk.cancelled(transfer)
+
+    assert (transfer.is_free, desk.num_slots) == (True, 0)
+
+
+@pytest.mark.parametrize("producer_first", [True, False])
+async def test_a_cancel_while_streaming_waits_for_producer_and_copies(
+    desk: SessionDesk, producer_first: bool
+) -> None:
+    """Both must have ended, in whichever order."""
+    transfer = await streaming(desk)
+    transfer.prefill.abort(CAUSE)
+    leave(transfer)
+    ends: list[Callable[[], None]] = [lambda: desk.cancelled(transfer), desk.importer.finish]
+
+    first, second = ends if producer_first else reversed(ends)
+    first()
+    assert (transfer.is_free, desk.num_slots) == (False, 1)
+    second()
+
+    assert (transfer.is_free, desk.num_slots) == (True, 0)
+
+
+async def test_a_cancel_after_done_waits_for_the_copy(desk: SessionDesk) -> None:
+    """The producer has said its last word; nothing is asked of it."""
+    transfer = await ending(desk)
+
+    transfer.prefill.abort(CAUSE)
+    leave(transfer)
+    assert (transfer.is_free, desk.num_slots) == (False, 1)
+    desk.importer.finish()
+
+    assert (transfer.is_free, desk.num_slots) == (True, 0)
+
+
+async def test_a_cancel_before_publication_frees_at_once(desk: SessionDesk) -> None:
+    """Nothing moves any more."""
+    transfer = await complete(desk)
+
+    transfer.prefill.abort(CAUSE)
+    leave(transfer)
+
+    assert (transfer.is_free, desk.num_slots) == (True, 0)
+
+
+@pytest.mark.parametrize("making", STATES)
+async def test_giving_up_twice_is_giving_up_once(desk: SessionDesk, making: Making) -> None:
+    """The first outcome stands, and nothing is freed twice."""
+    transfer = await making(desk)
+    transfer.prefill.abort(CAUSE)
+    transfer.prefill.abort(LOST)
+    desk.importer.finish()
+    desk.cancelled(transfer)
+    transfer.prefill.abort(LOST)
+    leave(transfer)
+
+    assert (transfer.is_free, desk.num_slots) == (True, 0)
+
+
+@pytest.mark.parametrize("making", STATES)
+async def test_a_lost_producer_fails_what_was_not_published(desk: SessionDesk, making: Making) -> None:
+    """Pages come back with the last copy, and the slab is unmapped not earlier and not later."""
+    transfer = await making(desk)
+    leave(transfer)
+    is_copying = bool(desk.importer.jobs)
+
+    desk.session.close(LOST)
+
+    assert (transfer.is_free, desk.session.is_unmapped) == (not is_copying, not is_copying)
+    assert desk.num_mappings == int(is_copying)
+    desk.importer.finish()
+    assert (transfer.is_free, desk.session.is_unmapped, desk.num_mappings) == (True, True, 0)
+    assert desk.closed == [LOST]
+
+
+@pytest.mark.parametrize("making", STATES[:3])
+async def test_the_call_that_waits_hears_of_the_loss(desk: SessionDesk, making: Making) -> None:
+    """No wait without an end."""
+    transfer = await making(desk)
+    waiting = asyncio.create_task(transfer.prefill.wait())
+
+    desk.session.close(LOST)
+
+    with pytest.raises(PeerLost):
+        await waiting
+
+
+async def test_a_loss_between_completion_and_publication_is_the_peer_s_loss(desk: SessionDesk) -> None:
+    """It fails the request and not the service: the pages were drained and never published."""
+    transfer = await complete(desk)
+    await transfer.prefill.wait()
+
+    desk.session.close(LOST)
+
+    with pytest.raises(PeerLost):
+        transfer.prefill.prove_complete()
+
+
+async def test_a_published_transfer_outlives_its_session(desk: SessionDesk) -> None:
+    """Its pages are the sequence's; only slab bytes were the session's."""
+    transfer = await complete(desk)
+    transfer.prefill.prove_complete()
+    transfer.prefill.settle()
+
+    desk.session.close(LOST)
+
+    assert not transfer.is_free
+    leave(transfer)
+    assert transfer.is_free
+
+
+async def test_a_call_that_stopped_waiting_changes_nothing(desk: SessionDesk) -> None:
+    """The outcome comes to nobody, and is no error of its own."""
+    transfer = await streaming(desk)
+    waiting = asyncio.create_task(transfer.prefill.wait())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+    desk.importer.fail(ChecksumMismatch(0, "aa", "bb"))
+    desk.importer.finish()
+    desk.cancelled(transfer)
+
+    assert desk.num_slots == 0
+
+
+@pytest.mark.parametrize("making", [requested, streaming])
+async def test_a_transfer_that_never_drains_ends_the_session(desk: SessionDesk, making: Making) -> None:
+    """The limit counts from the failure and is not moved by asking or by another cancel."""
+    transfer = await making(desk)
+    desk.clock.advance_s(100 * DRAIN_LIMIT_S)
+    desk.session.check_drained()
+    transfer.prefill.abort(CAUSE)
+
+    for _ in range(10):
+        desk.clock.advance_s(DRAIN_LIMIT_S / 10)
+        transfer.prefill.abort(CAUSE)
+        desk.session.check_drained()
+    desk.clock.advance_ns(1)
+
+    with pytest.raises(PeerLost, match="did not drain"):
+        desk.session.check_drained()
+
+
+async def test_a_transfer_that_drained_is_no_reason_to_end_the_session(desk: SessionDesk) -> None:
+    """However long ago it failed."""
+    transfer = await requested(desk)
+    transfer.prefill.abort(CAUSE)
+    desk.cancelled(transfer)
+    desk.clock.advance_s(100 * DRAIN_LIMIT_S)
+
+    desk.session.check_drained()
+
+
+async def test_a_session_without_transfers_is_unmapped_when_closed(desk: SessionDesk) -> None:
+    """And its writer ends."""
+    desk.session.close(LOST)
+
+    assert desk.session.is_unmapped
+    assert await desk.said() == [None]
+
+
+async def test_messages_after_the_end_are_counted(desk: SessionDesk) -> None:
+    """What was on its way does no harm."""
+    transfer = await streaming(desk)
+    desk.session.close(LOST)
+
+    desk.cancelled(transfer)
+
+    assert desk.session.statistics().unknown_messages == 1
+    errors: list[KVSpanError] = desk.closed
+    assert errors == [LOST]
+
+
+async def test_a_peer_that_drains_gets_no_new_transfer(desk: SessionDesk) -> None:
+    """What waits for a slot is failed at once; what runs goes on, and so does the session."""
+    running, refused = await streaming(desk), await requested(desk)
+
+    desk.session.receive(PrefillFailed(refused.start.transfer_id, 1, "SHUTTING_DOWN", "shutting down"))
+    leave(refused)
+
+    assert (refused.is_free, desk.num_slots) == (True, 1)
+    assert (desk.session.is_open, desk.session.can_lease(SLOT_BYTES)) == (True, False)
+    assert [type(error) for error in desk.closed] == [PeerLost]
+    desk.closed.clear()
+    desk.importer.finish()
+    desk.session.check_drained()
+    running.prefill.abort(CAUSE)
+    desk.cancelled(running)
+    leave(running)
+
+
+@pytest.mark.parametrize("making", [ending, complete])
+async def test_an_orderly_end_waits_for_what_needs_no_more_of_the_peer(
+    desk: SessionDesk, making: Making
+) -> None:
+    """A peer that drains says Done for the last prompt and then ends the stream."""
+    transfer = await making(desk)
+
+    end = asyncio.create_task(desk.session.wait_finished())
+    await turns()
+    assert not end.done()
+    desk.importer.finish()
+    transfer.prefill.prove_complete()
+    transfer.prefill.settle()
+    await end
+
+    leave(transfer)
+    assert desk.closed
+    desk.closed.clear()
+
+
+async def test_a_peer_that_drains_gets_no_more_prompts_and_the_last_word(desk: SessionDesk) -> None:
+    """Who waits for a slot is failed at once; the running prompt goes on, and then the stream may end."""
+    transfer = await streaming(desk)
+
+    desk.session.receive(GoAway("tired"))
+
+    assert [str(error) for error in desk.closed] == ["the prefill service ends the session: tired"]
+    assert desk.session.is_open
+    assert desk.session.is_leaving
+    assert not desk.session.can_lease(64)
+    desk.cancelled(transfer)
+    assert await desk.said() == [None]
+    desk.importer.finish()
+    leave(transfer)
+    assert transfer.is_free
+    desk.closed.clear()
+
+
+@pytest.mark.parametrize("making", [requested, streaming])
+async def test_an_orderly_end_does_not_wait_for_what_the_peer_left_undone(
+    desk: SessionDesk, making: Making
+) -> None:
+    """It fails with the session."""
+    transfer = await making(desk)
+
+    await desk.session.wait_finished()
+
+    desk.closed.clear()
+    desk.session.close(LOST)
+    desk.importer.finish()
+    leave(transfer)
+    assert transfer.is_free
+
+
+async def test_a_copy_that_ends_after_the_loss_leaves_no_mark(desk: SessionDesk) -> None:
+    """The request may run again by then, and its times are those of the try that succeeds."""
+    transfer = await streaming(desk)
+    desk.importer.finish(1)
+    desk.session.close(LOST)
+
+    desk.importer.finish()
+
+    assert len(transfer.timeline.spans) == 1
+    leave(transfer)
