@@ -18,7 +18,7 @@ AFTER_PUBLICATION = ("published", "decoding")
 BETWEEN = ("between1", "between2", "between4", "between5", "between6", "between7")
 """With "between3" of MOVING all gaps between the spans of a victim of tiny:llama."""
 
-MOVING = ("first", "between3", "told", "importing")
+MOVING = ("first", "between3", "sealed", "importing")
 """One point of each kind before publication."""
 
 ACTIONS = {
@@ -81,13 +81,13 @@ ROWS = (
     Row("prefill stopped", MOVING, MODES),
     Row("prefill stopped", MOVING, STREAM, ("retry", "local"), GEMMA),
     Row("prefill told to end", ("idle", *MOVING, "decoding")),
-    Row("prefill told, too late", ("between3", "told")),
+    Row("prefill told, too late", ("between3", "sealed")),
     Row("prefill told twice", ("idle", "between3", "decoding")),
     Row("one of two killed", ("idle", *MOVING, "decoding"), STREAM, ("fail", "retry")),
-    Row("one of two stopped", ("first", "told"), STREAM, ("fail", "retry")),
+    Row("one of two stopped", ("first", "sealed"), STREAM, ("fail", "retry")),
     Row("decode killed", ("idle", "requested", *MOVING, "published", "decoding"), STREAM, FAIL, BOTH),
     Row("decode stopped", ("idle", *MOVING, "decoding")),
-    Row("decode stopped shortly", ("first", "told"), MODES),
+    Row("decode stopped shortly", ("first", "sealed"), MODES),
     Row("decode told to end", ("idle", *MOVING, "decoding")),
     Row("decode told, too late", ("between3", "importing")),
     Row("decode told twice", ("idle", "between3", "importing", "decoding")),
@@ -100,22 +100,22 @@ ROWS = (
     Row("client's deadline", ("queued", "published", "decoding")),
     Row("client's deadline", MOVING, MODES),
     Row("client killed", ("queued", *MOVING, "published", "decoding")),
-    Row("engine raises", ("layer0", "layer7", "first", "between3", "written", "told"), MODES),
-    Row("engine raises", ("layer7", "told"), MODES, ("retry", "local")),
-    Row("engine raises", ("layer7", "told"), MODES, FAIL, GEMMA),
+    Row("engine raises", ("layer0", "layer7", "first", "between3", "written", "sealed"), MODES),
+    Row("engine raises", ("layer7", "sealed"), MODES, ("retry", "local")),
+    Row("engine raises", ("layer7", "sealed"), MODES, FAIL, GEMMA),
     Row("engine out of memory", ("layer7", "between3"), STREAM, ALL_POLICIES),
-    Row("engine thread exits", ("layer7", "told"), STREAM, ALL_POLICIES),
+    Row("engine thread exits", ("layer7", "sealed"), STREAM, ALL_POLICIES),
     Row("bytes altered", ("import0", "import4", "import7"), MODES),
     Row("bytes altered", ("import0", "import3"), MODES, FAIL, GEMMA),
     Row("copy raises", ("copy0", "copy4"), STREAM),
     Row("no credit", ("importing",), ("stream", "whole"), FAIL, BOTH),
     Row("prompt above slab", ("first",), ("stream", "whole")),
     Row("prompt above slab", ("idle",), ("deferred",)),
-    Row("slab full", ("between3", "told")),
+    Row("slab full", ("between3", "sealed")),
 )
 
 SHORT_ROWS = (
-    Row("prefill killed", ("before_welcome", "first", "told", "importing", "decoding")),
+    Row("prefill killed", ("before_welcome", "first", "sealed", "importing", "decoding")),
     Row("prefill stopped", ("between3",)),
     Row("decode killed", ("between3",)),
     Row("prefill told to end", ("between3",)),

@@ -10,8 +10,8 @@ driver arms one over the control socket and says what the pass number `skip` (fr
     note      only tell
 
     prefill   hello, start   on the event loop, before such a message is taken
-              write, tell    on the engine's thread, before each layer of a chunk, before each sealed span
-              written, told  after the last layer; after the last span, before PrefillDone
+              write, seal    on the engine's thread, before each layer of a chunk, before each sealed span
+              written, sealed  after the last layer; after the last span, before PrefillDone
     decode    import, copy   on the importing thread, before each span is checked, before it is copied
               step           on the step loop's thread, before each step
               done           on the event loop, after PrefillDone was taken
@@ -124,21 +124,21 @@ class Gates:
 def install_prefill(gates: Gates) -> None:
     """Put gates into the prefill service of this process."""
 
-    def gate_tell(writer: SpanWriter, geometry: Any, plan: Any, target: Any, *rest: Any) -> tuple[Any, ...]:
-        def tell(span: Span) -> None:
-            gates.pass_("tell")
-            target.tell(span)
+    def gate_seal(writer: SpanWriter, geometry: Any, plan: Any, target: Any, *rest: Any) -> tuple[Any, ...]:
+        def seal(span: Span) -> None:
+            gates.pass_("seal")
+            target.seal(span)
 
-        return (geometry, plan, replace(target, tell=tell), *rest)
+        return (geometry, plan, replace(target, seal=seal), *rest)
 
     def take(peer: DecodePeer, message: object) -> None:
         if isinstance(message, Hello | StartPrefill):
             gates.pass_("hello" if isinstance(message, Hello) else "start")
 
-    _before(SpanWriter, "__init__", gate_tell)
+    _before(SpanWriter, "__init__", gate_seal)
     _before(SpanWriter, "write", lambda *_: gates.pass_("write"))
     _before(SpanWriter, "finish", lambda *_: gates.pass_("written"))
-    _after(SpanWriter, "finish", lambda *_: gates.pass_("told"))
+    _after(SpanWriter, "finish", lambda *_: gates.pass_("sealed"))
     _before(DecodePeer, "receive", take)
     _after(PrefillService, "__init__", lambda service, *_: _answer(gates, lambda: _prefill_counts(service)))
 

@@ -7,9 +7,9 @@ the fault strikes, however long that takes. Then the victim is sent and stopped 
     before_welcome   prefill has the Hello of a new session and has not looked at it
     queued        no pages are left for the victim
     requested     StartPrefill has arrived and was not looked at
-    first         the first span is written and not told
-    betweenN      N spans are told
-    told          all spans are told, PrefillDone is not
+    first         the first span is written and not sealed
+    betweenN      N spans are sealed
+    sealed        all spans are sealed, PrefillDone is not
     importing     PrefillDone has arrived, no span was copied
     published     the victim waits for its first step
     decoding      it has some tokens
@@ -42,10 +42,10 @@ class Gate:
 
 GATES = {
     "requested": Gate("start"),
-    "first": Gate("tell"),
-    **{f"between{number}": Gate("tell", number) for number in range(1, 8)},
+    "first": Gate("seal"),
+    **{f"between{number}": Gate("seal", number) for number in range(1, 8)},
     "written": Gate("written"),
-    "told": Gate("told"),
+    "sealed": Gate("sealed"),
     "importing": Gate("import"),
     **{f"layer{number}": Gate("write", number) for number in range(15)},
     **{f"import{number}": Gate("import", number) for number in range(8)},
