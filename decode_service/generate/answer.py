@@ -54,6 +54,11 @@ class Answer:
         self._finish: FinishReason | None = None
 
     @property
+    def request_id(self) -> str:
+        """Id of the request that is answered."""
+        return self._request.request_id
+
+    @property
     def is_finished(self) -> bool:
         """Whether the last token has been generated."""
         return self._finish is not None

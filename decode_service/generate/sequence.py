@@ -34,6 +34,11 @@ class Sequence:
         self.is_cancelled = False
         """Set on the event loop, read by the step loop between steps."""
 
+    @property
+    def request_id(self) -> str:
+        """Whose tokens these are, for the log."""
+        return self._generation.request_id
+
     def first(self) -> TokenEvent:
         """Sample the first token from the handed-over logits; no decode step is needed for it."""
         event = self._generation.accept(self._first_logits_V)
