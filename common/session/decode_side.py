@@ -30,6 +30,7 @@ from common.errors import (
     StaleGeneration,
 )
 from common.kv.coverage import Coverage
+from common.kv.geometry import KVGeometry
 from common.session.actions import (
     DecodeAction,
     HalfClose,
@@ -143,6 +144,11 @@ class DecodeSession:
     def welcome(self) -> Welcome | None:
         """What the peer said of itself, once it has."""
         return self._welcome
+
+    @property
+    def geometry(self) -> KVGeometry:
+        """Of the KV that is handed over; both sides have the same."""
+        return self._hello.identity.geometry
 
     @property
     def num_transfers(self) -> int:

@@ -139,7 +139,7 @@ class PrefillPeer:
         """Return what an operator asks about this peer."""
         sessions = [*self._ended, *([self._session] if self._session else [])]
         transfers = sum(session.statistics().num_transfers for session in sessions)
-        slab = self._session.slab_statistics() if self._session else None
+        slab = self._session.slots.statistics() if self._session else None
         is_open = self._session is not None and self._session.is_open
         return PeerStatistics(
             target=self._target,
@@ -156,7 +156,7 @@ class PrefillPeer:
     def unlink_slab(self) -> None:
         """Remove the name of a slab that the peer has not mapped yet; the process is about to end."""
         if self._session is not None:
-            self._session.unlink_slab()
+            self._session.slots.unlink()
 
     def check_integrity(self) -> None:
         """Raise `InvariantViolation` when a session contradicts itself."""
@@ -259,7 +259,7 @@ class PrefillPeer:
             await asyncio.sleep(watch.interval_s)
             if session.is_open and watch.look():
                 raise PeerLost(f"{self._target} was silent for {watch.limit_s:.1f} s")
-            session.check_drained()
+            session.transfers.check_drained()
             session.ping()
 
     def _opened(self, session: PeerSession) -> None:
@@ -271,9 +271,9 @@ class PrefillPeer:
 
     def _end(self, session: PeerSession, lost: KVSpanError) -> None:
         self._session = None
-        self._ended = [one for one in (*self._ended, session) if not one.is_unmapped]
+        self._ended = [one for one in (*self._ended, session) if not one.slots.is_unmapped]
         session.close(lost)
-        self._ended = [one for one in self._ended if not one.is_unmapped]
+        self._ended = [one for one in self._ended if not one.slots.is_unmapped]
 
     def _note(self, error: KVSpanError | RemoteFailure) -> None:
         """Remember and log why there is no session; the same problem is logged once."""

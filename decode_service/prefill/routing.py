@@ -81,7 +81,7 @@ class Router:
             return request
         if not self._peers:
             return replace(request, route=Route.LOCAL)
-        backlogs = [peer.session.backlog_tokens for peer in self._peers if peer.session is not None]
+        backlogs = [peer.session.transfers.backlog_tokens for peer in self._peers if peer.session is not None]
         remote_backlog = min(backlogs, default=0)
         choice = self._costs.choose(request.prompt_len, remote_backlog, self._local.backlog_tokens)
         fields = log_fields(
@@ -117,7 +117,7 @@ class Router:
             problems = "; ".join(f"{peer.target}: {peer.problem}" for peer in self._peers)
             raise PeerUnavailable(f"no prefill service is connected ({problems or 'none is configured'})")
         others = [session for session in sessions if session is not avoided]
-        return min(others or sessions, key=lambda session: session.num_leased + num_waiting(session))
+        return min(others or sessions, key=lambda session: session.slots.num_leased + num_waiting(session))
 
     def slot_bytes(self, request: Request, session: PeerSession | None) -> int:
         """Return the slab bytes the prompt needs; raises `PromptTooLong` when it can never fit."""
@@ -128,7 +128,7 @@ class Router:
             return 0
         plan = plan_spans(self._geometry, 0, request.prompt_len, session.welcome.granularity)
         can_reuse = request.mode is not TransferMode.DEFERRED
-        return slot_bytes(plan, session.slab_capacity, SLOT_ALIGNMENT, can_reuse=can_reuse)
+        return slot_bytes(plan, session.slots.capacity_bytes, SLOT_ALIGNMENT, can_reuse=can_reuse)
 
     def begin(
         self, request: Request, session: PeerSession | None, grant: Grant, timeline: Timeline
@@ -140,12 +140,12 @@ class Router:
         if session is None or grant.slot is None:
             return self._local.begin(request, grant.reservation, timeline)
         if not session.is_open or session.is_leaving:
-            session.give_back(grant.slot)
+            session.slots.free(grant.slot)
             raise PeerLost("the session ended while the request waited")
-        return session.begin(request, grant.reservation, grant.slot, timeline)
+        return session.transfers.begin(request, grant.reservation, grant.slot, timeline)
 
     def refuse(self, grant: Grant, session: PeerSession | None) -> None:
         """Give back what was granted to a call that is gone."""
         if session is not None and grant.slot is not None:
-            session.give_back(grant.slot)
+            session.slots.free(grant.slot)
         grant.reservation.drop(Holder.CLIENT)

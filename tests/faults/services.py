@@ -31,7 +31,7 @@ CONSTANTS = {
     "decode_service.prefill.prefill_client.REFUSED_PAUSE_S": 0.2,
     "decode_service.prefill.prefill_client.LONGEST_PAUSE_S": 0.3,
     "decode_service.prefill.prefill_client.HANDSHAKE_S": 2.0,
-    "decode_service.prefill.peer_session.DRAIN_LIMIT_S": 6.0,
+    "decode_service.prefill.session_transfers.DRAIN_LIMIT_S": 6.0,
 }
 
 

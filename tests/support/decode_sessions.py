@@ -106,7 +106,7 @@ class SessionDesk:
     @property
     def num_slots(self) -> int:
         """Slots that are leased."""
-        return self.session.slab_statistics().num_leased
+        return self.session.slots.statistics().num_leased
 
     @property
     def num_mappings(self) -> int:
@@ -138,11 +138,11 @@ class SessionDesk:
 
     async def begin(self, waited_s: int = 0) -> Transfer:
         """Start a transfer in pages and a slot of its own, of a request that has waited for them."""
-        slot: Slot = self.session.lease(SLOT_BYTES)
+        slot: Slot = self.session.slots.lease(SLOT_BYTES)
         reservation, freed = self.reserve()
         timeline = Timeline(self.clock.now_ns())
         self.clock.advance_s(waited_s)
-        prefill = self.session.begin(REQUEST, reservation, slot, timeline)
+        prefill = self.session.transfers.begin(REQUEST, reservation, slot, timeline)
         (start,) = await self.said()
         assert isinstance(start, StartPrefill)
         return Transfer(prefill, start, reservation, timeline, freed)

@@ -177,7 +177,7 @@ class MemoryPair:
         assert all(peer.statistics().num_jobs == 0 for peer in self.decode_peers)
         assert self.core.counts.live == 0
         if self.peer.session is not None:
-            assert self.peer.session.slab_statistics().num_leased == 0
+            assert self.peer.session.slots.statistics().num_leased == 0
 
     async def until_free(self) -> None:
         """Wait until no lane is held, whatever calls are still open."""

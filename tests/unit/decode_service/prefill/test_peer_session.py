@@ -50,7 +50,7 @@ async def desk(slab_dir: Path) -> AsyncIterator[SessionDesk]:
         if not desk.closed:
             desk.session.close(LOST)
         desk.importer.finish()
-        assert desk.session.is_unmapped
+        assert desk.session.slots.is_unmapped
         assert desk.num_slots == 0
         assert len(desk.closed) == 1
 
@@ -80,7 +80,7 @@ async def test_a_welcome_with_another_nonce_is_refused(slab_dir: Path) -> None:
             desk.session.receive(make_welcome())
 
         desk.session.close(LOST)
-        assert desk.session.is_unmapped
+        assert desk.session.slots.is_unmapped
 
 
 async def test_a_start_names_the_slot_and_the_whole_prompt(desk: SessionDesk) -> None:
@@ -214,7 +214,7 @@ async def test_one_transfer_fails_alone(desk: SessionDesk) -> None:
 
 async def test_slots_are_leased_while_the_session_is_open(desk: SessionDesk) -> None:
     """Up to the size of the slab, and never from one that is abandoned."""
-    assert desk.session.slab_capacity == SLAB_BYTES - 4096
+    assert desk.session.slots.capacity_bytes == SLAB_BYTES - 4096
     assert desk.session.can_lease(SLAB_BYTES - 4096)
     assert not desk.session.can_lease(SLAB_BYTES - 4095)
 
@@ -225,23 +225,23 @@ async def test_slots_are_leased_while_the_session_is_open(desk: SessionDesk) -> 
 
 async def test_a_slot_that_was_granted_counts_as_a_transfer(desk: SessionDesk) -> None:
     """Grants of one turn never start more than the peer takes (three)."""
-    slots = [desk.session.lease(64) for _ in range(3)]
+    slots = [desk.session.slots.lease(64) for _ in range(3)]
     assert not desk.session.can_lease(64)
 
-    desk.session.give_back(slots[1])
+    desk.session.slots.free(slots[1])
 
     assert desk.session.can_lease(64)
     for slot in (slots[0], slots[2]):
-        desk.session.give_back(slot)
+        desk.session.slots.free(slot)
 
 
 async def test_a_start_in_a_closed_session_gives_the_slot_back(desk: SessionDesk) -> None:
     """What was granted just before the loss is not lost."""
-    slot, (reservation, _) = desk.session.lease(64), desk.reserve()
+    slot, (reservation, _) = desk.session.slots.lease(64), desk.reserve()
     desk.session.close(LOST)
 
     with pytest.raises(LocalProtocolError):
-        desk.session.begin(REQUEST, reservation, slot, Timeline(0))
+        desk.session.transfers.begin(REQUEST, reservation, slot, Timeline(0))
 
     assert desk.num_slots == 0
     assert reservation.holders == {Holder.CLIENT}

@@ -13,7 +13,7 @@ from common.errors import (
     PeerLost,
 )
 from common.session.messages import CancelPrefill, GoAway, PrefillFailed
-from decode_service.prefill.peer_session import DRAIN_LIMIT_S
+from decode_service.prefill.session_transfers import DRAIN_LIMIT_S
 from tests.support.decode_sessions import (
     SLOT_BYTES,
     STATES,
@@ -44,7 +44,7 @@ async def desk(slab_dir: Path) -> AsyncIterator[SessionDesk]:
         if not desk.closed:
             desk.session.close(LOST)
         desk.importer.finish()
-        assert desk.session.is_unmapped
+        assert desk.session.slots.is_unmapped
         assert desk.num_slots == 0
         assert len(desk.closed) == 1
 
@@ -125,10 +125,10 @@ async def test_a_lost_producer_fails_what_was_not_published(desk: SessionDesk, m
 
     desk.session.close(LOST)
 
-    assert (transfer.is_free, desk.session.is_unmapped) == (not is_copying, not is_copying)
+    assert (transfer.is_free, desk.session.slots.is_unmapped) == (not is_copying, not is_copying)
     assert desk.num_mappings == int(is_copying)
     desk.importer.finish()
-    assert (transfer.is_free, desk.session.is_unmapped, desk.num_mappings) == (True, True, 0)
+    assert (transfer.is_free, desk.session.slots.is_unmapped, desk.num_mappings) == (True, True, 0)
     assert desk.closed == [LOST]
 
 
@@ -189,17 +189,17 @@ async def test_a_transfer_that_never_drains_ends_the_session(desk: SessionDesk, 
     """The limit counts from the failure and is not moved by asking or by another cancel."""
     transfer = await making(desk)
     desk.clock.advance_s(100 * DRAIN_LIMIT_S)
-    desk.session.check_drained()
+    desk.session.transfers.check_drained()
     transfer.prefill.abort(CAUSE)
 
     for _ in range(10):
         desk.clock.advance_s(DRAIN_LIMIT_S / 10)
         transfer.prefill.abort(CAUSE)
-        desk.session.check_drained()
+        desk.session.transfers.check_drained()
     desk.clock.advance_ns(1)
 
     with pytest.raises(PeerLost, match="did not drain"):
-        desk.session.check_drained()
+        desk.session.transfers.check_drained()
 
 
 async def test_a_transfer_that_drained_is_no_reason_to_end_the_session(desk: SessionDesk) -> None:
@@ -209,14 +209,14 @@ async def test_a_transfer_that_drained_is_no_reason_to_end_the_session(desk: Ses
     desk.cancelled(transfer)
     desk.clock.advance_s(100 * DRAIN_LIMIT_S)
 
-    desk.session.check_drained()
+    desk.session.transfers.check_drained()
 
 
 async def test_a_session_without_transfers_is_unmapped_when_closed(desk: SessionDesk) -> None:
     """And its writer ends."""
     desk.session.close(LOST)
 
-    assert desk.session.is_unmapped
+    assert desk.session.slots.is_unmapped
     assert await desk.said() == [None]
 
 
@@ -244,7 +244,7 @@ async def test_a_peer_that_drains_gets_no_new_transfer(desk: SessionDesk) -> Non
     assert [type(error) for error in desk.closed] == [PeerLost]
     desk.closed.clear()
     desk.importer.finish()
-    desk.session.check_drained()
+    desk.session.transfers.check_drained()
     running.prefill.abort(CAUSE)
     desk.cancelled(running)
     leave(running)
