@@ -353,9 +353,18 @@ class PeerLost(PeerError):
 
 
 class PeerUnavailable(PeerError):
-    """No prefill service is connected."""
+    """No prefill service is connected; says why of each."""
 
     code = "PREFILL_UNAVAILABLE"
+
+    def __init__(self, problem: str, *, cause: str = "", differences: Sequence[Difference] = ()) -> None:
+        self.cause = cause
+        self.differences = tuple(differences)
+        super().__init__(problem)
+
+    def metadata(self) -> dict[str, str]:
+        """Return the facts that are known."""
+        return {name: value for name, value in super().metadata().items() if value}
 
 
 class PrefillEngineFailed(PeerError):

@@ -1,8 +1,12 @@
 """Whether two services fit, and what they agree on.
 
 Theory of operation: `compared_fields` turns an identity into named text values, `compare` names every
-field that differs, and `negotiate` (prefill, on Hello) and `verify_welcome` (decode, on Welcome) raise one
-error that carries all differences. Both sides check, so that neither has to trust the other's check.
+field that differs, and `negotiate` and `verify_welcome` raise one error that carries all differences. Decode
+negotiates with the capabilities of prefill before it makes a slab, prefill on Hello, and decode verifies the
+Welcome, so that neither has to trust the other's check.
+
+A difference reads the same in every session and holds nothing of the host, neither nonce nor path: it goes
+to clients, and a problem that was logged is known again by its differences.
 """
 
 from __future__ import annotations
@@ -94,11 +98,14 @@ def compare(decode: PeerIdentity, prefill: PeerIdentity) -> tuple[Difference, ..
 
 
 def negotiate(hello: Hello, offer: PrefillOffer) -> Agreement:
-    """Choose version, modes and digest; raise a `NegotiationError` with every difference otherwise."""
+    """Choose version, modes and digest; raise a `NegotiationError` with every difference otherwise.
+
+    The slab of `hello` is judged by its layout alone, so that decode may ask before it has made one.
+    """
     version = min(hello.versions.maximum, offer.versions.maximum)
     modes = tuple(mode for mode in hello.modes if mode in offer.modes)
     digest = next((kind for kind in hello.digests if kind in offer.digests), None)
-    differences = [*compare(hello.identity, offer.identity)]
+    differences = [*compare(hello.identity, offer.identity), *_off_grid(hello, offer.granularity)]
     if version < max(hello.versions.minimum, offer.versions.minimum):
         differences.insert(0, Difference("protocol", str(hello.versions), str(offer.versions)))
     if not modes:
@@ -113,15 +120,8 @@ def negotiate(hello: Hello, offer: PrefillOffer) -> Agreement:
 
 
 def verify_welcome(hello: Hello, welcome: Welcome, nonce: bytes) -> None:
-    """Check a Welcome against our Hello and the nonce in our slab; raise a `NegotiationError`.
-
-    Decode plans every prompt by the granularity it is told. Chunks of the agreed grid share their plan; a
-    chunk longer than any prompt could make decode plan a span for every token of every layer.
-    """
-    differences = [*compare(hello.identity, welcome.identity)]
-    agreed, told = hello.identity.numerics.chunk_tokens, welcome.granularity.chunk_tokens
-    if told != agreed:
-        differences.append(Difference("granularity.chunk_tokens", str(agreed), str(told)))
+    """Check a Welcome against our Hello and the nonce in our slab; raise a `NegotiationError`."""
+    differences = [*compare(hello.identity, welcome.identity), *_off_grid(hello, welcome.granularity)]
     if not hello.versions.minimum <= welcome.version <= hello.versions.maximum:
         differences.insert(0, Difference("protocol", str(hello.versions), str(welcome.version)))
     if not welcome.modes or not set(welcome.modes) <= set(hello.modes):
@@ -129,7 +129,7 @@ def verify_welcome(hello: Hello, welcome: Welcome, nonce: bytes) -> None:
     if welcome.digest not in hello.digests:
         differences.append(Difference("digests", _names(hello.digests), welcome.digest.value))
     if welcome.nonce != nonce:
-        differences.append(Difference("slab.nonce", nonce.hex(), welcome.nonce.hex()))
+        differences.append(Difference("slab.nonce", "wrote one", "read another"))
     if differences:
         raise refusal(differences)
 
@@ -150,6 +150,16 @@ def refusal(differences: list[Difference]) -> NegotiationError:
         if any(field.startswith(prefix) for field in fields):
             return kind(differences)
     return LayoutMismatch(differences)
+
+
+def _off_grid(hello: Hello, granularity: SpanGranularity) -> tuple[Difference, ...]:
+    """Return the difference of spans that are not cut by the grid of prefill.
+
+    Decode plans every prompt by the granularity it is told. Chunks of the agreed grid share their plan; a
+    chunk longer than any prompt could make decode plan a span for every token of every layer.
+    """
+    agreed, told = hello.identity.numerics.chunk_tokens, granularity.chunk_tokens
+    return () if told == agreed else (Difference("granularity.chunk_tokens", str(agreed), str(told)),)
 
 
 def _geometry_fields(geometry: KVGeometry, layers: Sequence[LayerGeometry]) -> list[tuple[str, str]]:

@@ -39,6 +39,7 @@ from pathlib import Path
 from types import TracebackType
 
 from common.errors import ConfigError, Difference, InvariantViolation, SlabNotShared
+from common.excerpt import excerpt
 from common.kv.ranges import Range
 from common.slab.header import HEADER_BYTES, SlabHeader
 from common.slab.populate import populate
@@ -108,14 +109,15 @@ class SlabSegment:
         use, of another size, or not a slab; says what decode told and what was found.
         """
         if not _NAME.fullmatch(name):
-            raise _not_shared("slab.name", repr(name), f"takes names like {_NAME.pattern}")
+            raise _not_shared("slab.name", excerpt(repr(name)), f"takes names like {_NAME.pattern}")
         path = directory / name
         fd = _open_existing(path)
         try:
-            header = _read_header(fd, path, size_bytes)
+            header = _read_header(fd, size_bytes)
             return cls(path, fd, header, is_owner=False)
         except OSError as error:
-            raise _not_shared("slab.mapping", name, f"cannot map {path}: {error.strerror}") from error
+            found = f"cannot map it: {error.strerror}"
+            raise _not_shared("slab.mapping", "mapped it", found) from error
         finally:
             os.close(fd)
 
@@ -271,29 +273,30 @@ def _open_existing(path: Path) -> int:
     try:
         return os.open(path, _OPEN_FLAGS)
     except OSError as error:
-        found = f"cannot open {path}: {error.strerror}"
-        raise _not_shared("slab.name", path.name, found) from error
+        found = f"cannot open it in --slab-dir: {error.strerror}"
+        raise _not_shared("slab.name", "made it", found) from error
 
 
-def _read_header(fd: int, path: Path, size_bytes: int) -> SlabHeader:
+def _read_header(fd: int, size_bytes: int) -> SlabHeader:
     """Check the open file against what decode told, and return its header."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
-        raise _not_shared("slab.name", path.name, f"{path} is not a regular file")
+        raise _not_shared("slab.name", "made a file", "finds no regular file")
     if os.geteuid() not in (0, status.st_uid):
         raise _not_shared("slab.owner", f"uid {status.st_uid}", f"uid {os.geteuid()}")
     if status.st_size != size_bytes or size_bytes < 2 * HEADER_BYTES:
-        raise _not_shared("slab.size_bytes", str(size_bytes), f"{path} has {status.st_size}")
+        raise _not_shared("slab.size_bytes", str(size_bytes), f"finds {status.st_size}")
     try:
         header = SlabHeader.unpack(os.pread(fd, HEADER_BYTES, 0))
     except ValueError as error:
-        raise _not_shared("slab.header", "a slab", f"{path}: {error}") from error
+        raise _not_shared("slab.header", "wrote one", f"finds none: {error}") from error
     if header.size_bytes != size_bytes:
         raise _not_shared("slab.size_bytes", str(size_bytes), f"header says {header.size_bytes}")
     return header
 
 
 def _not_shared(field: str, decode_value: str, prefill_value: str) -> SlabNotShared:
+    """Build a refusal that reads the same for every slab, without its random name and without paths."""
     return SlabNotShared([Difference(field, decode_value, prefill_value)])
 
 

@@ -138,6 +138,9 @@ def _details(error: BaseException) -> list[Message]:
         case errors.NegotiationError():
             reason, facts = error.code, error.metadata()
             listed = _precondition_failure(reason, error.differences), None
+        case errors.PeerUnavailable():
+            reason, facts = error.code, error.metadata()
+            listed = _precondition_failure(error.cause, error.differences), None
         case errors.InvalidRequest():
             reason, facts = error.code, error.metadata()
             listed = None, _bad_request(error.violations)

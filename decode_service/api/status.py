@@ -133,11 +133,19 @@ class Reporter:
 
 def _peer(peer: PrefillPeer) -> pb.PeerStatus:
     counts = peer.statistics()
+    problem = counts.problem
     return pb.PeerStatus(
         target=counts.target,
         state=PEER_STATES[counts.state],
         boot_id=counts.boot_id,
-        problem=counts.problem,
+        problem=problem.text if problem else "",
+        reason=problem.reason if problem else "",
+        differences=[
+            pb.FieldDifference(
+                field=one.field, decode_value=one.decode_value, prefill_value=one.prefill_value
+            )
+            for one in (problem.differences if problem else ())
+        ],
         num_sessions=counts.num_sessions,
         num_transfers=counts.num_transfers,
         slab_leased_bytes=counts.slab_leased_bytes,

@@ -1,9 +1,10 @@
 """Keeps one session with a prefill service alive: connects, greets, reconnects with backoff.
 
 Theory of operation: `run` repeats attempts until cancelled. An attempt asks for the capabilities first, so
-that a peer that does not fit is refused, with every difference named, before a slab is made. A peer that
-is down is tried again after a short, growing pause; one that does not fit after a longer one, since only a
-restart can change it. Ended sessions are kept until their slab is unmapped.
+that a peer that does not fit is refused, with every difference named, before a slab is made; only whether
+the slab is shared shows later. A peer that is down is tried again after a short, growing pause; one that does
+not fit after a longer one, since only a restart can change it. Ended sessions are kept until their slab is
+unmapped.
 
 Ownership: one `PrefillPeer` per address; owns the channel and the sessions it opened. Event loop only.
 """
@@ -34,13 +35,14 @@ from common.runtime.clock import Clock
 from common.runtime.silence import SilenceWatch
 from common.runtime.tasks import first_end, make_in_thread
 from common.session.messages import Hello, SlabHandle
-from common.session.negotiation import compare, refusal
+from common.session.negotiation import negotiate
 from common.slab.segment import SlabSegment
 from common.telemetry.logging import log_fields
 from common.wire.channel import make_channel
 from common.wire.convert import capabilities_from_proto, prefill_message_from_proto, to_proto
 from common.wire.decoding import require_readable
 from common.wire.failure import RemoteFailure, from_rpc_error
+from decode_service.prefill.peer_problem import LEAVING, NOT_CONNECTED, PeerProblem, problem_of
 from decode_service.prefill.peer_session import PeerSession, SessionContext
 from kvspan.v1 import transfer_pb2 as pb
 from kvspan.v1 import transfer_pb2_grpc
@@ -89,8 +91,10 @@ class PeerStatistics:
     target: str
     state: PeerState
     boot_id: str
-    problem: str
-    """Why it is not open; empty when it is."""
+    """Of the life that a session stands with or that was refused; else empty."""
+
+    problem: PeerProblem | None
+    """Why it is not open; None when it is."""
 
     num_sessions: int
     """Opened since start."""
@@ -111,7 +115,11 @@ class PrefillPeer:
         self._config = config
         self._context = context
         self._state = PeerState.CONNECTING
-        self._problem = "not connected yet"
+        self._problem: PeerProblem | None = NOT_CONNECTED
+        self._logged_problem: PeerProblem | None = None
+        # Invariant: the last problem that was logged since a session was open.
+        self._boot_id = ""
+        # Invariant: the life that was asked last; empty once it cannot be reached any more.
         self._session: PeerSession | None = None
         self._ended: list[PeerSession] = []
         # Invariant: sessions that are closed and not yet unmapped.
@@ -129,11 +137,11 @@ class PrefillPeer:
         return session if session is not None and session.is_open and not session.is_leaving else None
 
     @property
-    def problem(self) -> str:
-        """Why there is no session for new transfers; empty when there is."""
+    def problem(self) -> PeerProblem | None:
+        """Why there is no session for new transfers; None when there is."""
         if self.session:
-            return ""
-        return self._problem or "it is shutting down"
+            return None
+        return self._problem or LEAVING
 
     def statistics(self) -> PeerStatistics:
         """Return what an operator asks about this peer."""
@@ -144,7 +152,7 @@ class PrefillPeer:
         return PeerStatistics(
             target=self._target,
             state=PeerState.LEAVING if is_open and not self.session else self._state,
-            boot_id=self._session.welcome.boot_id if self._session and is_open else "",
+            boot_id=self._boot_id,
             problem=self.problem,
             num_sessions=self._num_sessions,
             num_transfers=transfers,
@@ -205,13 +213,11 @@ class PrefillPeer:
             answer = await stub.GetCapabilities(request, wait_for_ready=True, timeout=HANDSHAKE_S)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise PeerUnavailable(f"{self._target} does not answer") from error
+                raise PeerUnavailable("it does not answer") from error
             raise
         offer = capabilities_from_proto(require_readable(answer))
-        ours = self._config.make_hello(SlabHandle("", 0, SPAN_LAYOUT)).identity
-        differences = compare(ours, offer.identity)
-        if differences:
-            raise refusal(list(differences))
+        self._boot_id = offer.boot_id
+        negotiate(self._config.make_hello(SlabHandle("", 0, SPAN_LAYOUT)), offer)
 
     async def _serve(self, stub: transfer_pb2_grpc.PrefillServiceStub) -> None:
         """Open a session and serve it until it ends; raises why it ended."""
@@ -221,21 +227,22 @@ class PrefillPeer:
         session = self._session = PeerSession(hello, slab, self._context)
         call = stub.Transfer()
         writer = asyncio.create_task(_write(session, call), name="session-writer")
-        lost: KVSpanError = PeerLost(f"session with {self._target} was closed here")
+        lost: KVSpanError = PeerLost("the session with the prefill service was closed here")
         try:
             self._state = PeerState.GREETING
             session.greet()
             watch = SilenceWatch(config.silence_limit_s, config.clock)
             await first_end(self._read(session, call, watch), self._watch(session, watch))
             await session.wait_finished()
-            lost = PeerLost(f"{self._target} ended the session")
+            lost = PeerLost("the prefill service ended the session")
             raise lost
         except grpc.RpcError as error:
-            failure = from_rpc_error(error)
-            lost = PeerLost(f"session with {self._target} broke: {failure}")
+            # The text of a status may name sockets; these words go to the clients of all transfers.
+            reason = problem_of(from_rpc_error(error)).reason
+            lost = PeerLost(f"the session with the prefill service broke: {reason}")
             raise
         except KVSpanError as error:
-            lost = PeerLost(f"session with {self._target} ended: {error}")
+            lost = PeerLost(f"the session with the prefill service ended: {error}")
             raise
         finally:
             self._end(session, lost)
@@ -258,12 +265,13 @@ class PrefillPeer:
         while True:
             await asyncio.sleep(watch.interval_s)
             if session.is_open and watch.look():
-                raise PeerLost(f"{self._target} was silent for {watch.limit_s:.1f} s")
+                raise PeerLost(f"it was silent for {watch.limit_s:.1f} s")
             session.transfers.check_drained()
             session.ping()
 
     def _opened(self, session: PeerSession) -> None:
-        self._state, self._problem = PeerState.OPEN, ""
+        self._state, self._boot_id = PeerState.OPEN, session.welcome.boot_id
+        self._problem = self._logged_problem = None
         self._num_sessions += 1
         fields = log_fields(target=self._target, peer_boot_id=session.welcome.boot_id)
         logger.info("session.opened", extra=fields)
@@ -277,12 +285,17 @@ class PrefillPeer:
 
     def _note(self, error: KVSpanError | RemoteFailure) -> None:
         """Remember and log why there is no session; the same problem is logged once."""
-        refused = isinstance(error, NegotiationError | RemoteProtocolError)
-        self._state = PeerState.REFUSED if refused else PeerState.CONNECTING
-        if str(error) != self._problem:
-            fields = log_fields(target=self._target, state=self._state.value, problem=error)
-            logger.warning("session.failed", extra=fields)
-        self._problem = str(error)
+        is_refused = isinstance(error, NegotiationError | RemoteProtocolError)
+        self._state = PeerState.REFUSED if is_refused else PeerState.CONNECTING
+        self._boot_id = self._boot_id if is_refused else ""
+        problem = self._problem = problem_of(error)
+        if problem == self._logged_problem:
+            return
+        self._logged_problem = problem
+        fields = log_fields(
+            target=self._target, state=self._state.value, reason=problem.reason, problem=problem.text
+        )
+        logger.warning("session.failed", extra=fields)
 
 
 async def make_slab(config: PeerConfig) -> SlabSegment:

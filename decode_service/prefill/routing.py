@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from common.errors import KVSpanError, PeerLost, PeerUnavailable, PromptTooLong
+from common.errors import KVSpanError, PeerLost, PromptTooLong
 from common.kv.geometry import KVGeometry
 from common.kv.plan import plan_spans
 from common.kv.ring import slot_bytes
@@ -28,6 +28,7 @@ from decode_service.cache.admission import Grant
 from decode_service.cache.reservation import Holder
 from decode_service.prefill.costs import CostModel
 from decode_service.prefill.local_prefill import LocalEngine
+from decode_service.prefill.peer_problem import unavailable
 from decode_service.prefill.peer_session import PeerSession
 from decode_service.prefill.prefill_client import PrefillPeer
 from decode_service.publication import FinishedPrefill
@@ -114,8 +115,7 @@ class Router:
             return None
         sessions = [peer.session for peer in self._peers if peer.session is not None]
         if not sessions:
-            problems = "; ".join(f"{peer.target}: {peer.problem}" for peer in self._peers)
-            raise PeerUnavailable(f"no prefill service is connected ({problems or 'none is configured'})")
+            raise unavailable(peer.problem for peer in self._peers if peer.problem)
         others = [session for session in sessions if session is not avoided]
         return min(others or sessions, key=lambda session: session.slots.num_leased + num_waiting(session))
 

@@ -1,18 +1,21 @@
-"""The command `check`: whether two services fit, field by field, before any session is tried.
+"""The command `check`: whether two services fit, field by field, and whether they share memory.
 
 Theory of operation: both are asked for their capabilities, and the rule that a session starts with
-(`common.session.negotiation`) judges them; this command only prints what that rule compared.
+(`common.session.negotiation`) judges them; this command only prints what that rule compared. What no
+capability shows, above all whether prefill sees the slab of decode, only a session does: decode is asked how
+its session with this life of prefill stands. A pair without one has not been shown to fit.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from common.errors import NegotiationError
+from common.errors import Difference, NegotiationError
 from common.excerpt import excerpt
 from common.kv.spans import SPAN_LAYOUT
 from common.session.messages import Hello, SlabHandle
@@ -23,9 +26,14 @@ from kvspan.commands.remote import told_failures
 from kvspan.commands.values import target_address
 
 if TYPE_CHECKING:
-    from kvspan.v1.decode_pb2 import DecodeServiceGetCapabilitiesResponse
+    from kvspan.v1.decode_pb2 import DecodeServiceGetCapabilitiesResponse, GetStatusResponse, PeerStatus
 
 CALL_TIME_LIMIT_S = 10.0
+
+SETTLE_LIMIT_S = 5.0
+"""How long a session that is being opened is waited for."""
+
+SETTLE_PAUSE_S = 0.2
 
 SHOWN_CHARACTERS = 44
 """Longer values are cut in the table where both sides agree."""
@@ -53,19 +61,74 @@ def _run(arguments: argparse.Namespace) -> int:
     decode = parse_flag("--decode", target_address, arguments.decode)
     prefill = parse_flag("--prefill", target_address, arguments.prefill)
     with told_failures():
-        rows = compare_rows(ask_decode(decode), ask_prefill(prefill))
+        offer = ask_prefill(prefill)
+        hello, status = ask_decode(decode, offer.boot_id)
+    rows = compare_rows(hello, offer)
+    rows += session_rows(status, offer.boot_id, {row.field for row in rows})
     print("\n".join(table_lines(rows)))
     num_different = sum(not row.is_ok for row in rows)
     print(f"{len(rows)} fields compared, {num_different} differ")
+    print("\n".join(problem_lines(status, offer.boot_id)))
     return EXIT_FAILED if num_different else EXIT_OK
 
 
-def ask_decode(target: str) -> Hello:
-    """Return what the decode service at `target` would open a session with, but for the slab."""
+def ask_decode(target: str, prefill_boot_id: str) -> tuple[Hello, GetStatusResponse]:
+    """Return what the decode service at `target` would open a session with, but for the slab, and its status.
+
+    Waits a moment for a session with this life of prefill that is being opened.
+    """
     from kvspan.client import Client
 
     with Client(target) as client:
-        return hello_of(client.capabilities())
+        return hello_of(client.capabilities()), settled_status(client.status, prefill_boot_id)
+
+
+def settled_status(ask: Callable[[], GetStatusResponse], prefill_boot_id: str) -> GetStatusResponse:
+    """Return the status once the session with a prefill service is open or refused, or time is up."""
+    end_s = time.monotonic() + SETTLE_LIMIT_S
+    while True:
+        status = ask()
+        peer = _peer(status, prefill_boot_id)
+        others_open = all(map(_is_open, status.peers))
+        is_settled = _is_open(peer) or bool(peer.differences) if peer else others_open
+        if is_settled or time.monotonic() >= end_s:
+            return status
+        time.sleep(SETTLE_PAUSE_S)
+
+
+def session_rows(status: GetStatusResponse, prefill_boot_id: str, known: set[str]) -> tuple[Row, ...]:
+    """Return what the session with this life of prefill shows beside the `known` fields."""
+    peer = _peer(status, prefill_boot_id)
+    if peer is None:
+        return (Row("session", "none", "with this service", is_ok=False),)
+    if _is_open(peer):
+        return (Row("slab", "made it", "mapped it", is_ok=True),)
+    found = tuple(
+        Row(one.field, one.decode_value, one.prefill_value, is_ok=False) for one in peer.differences
+    )
+    if not found:
+        return (Row("session", "none", peer.reason, is_ok=False),)
+    return tuple(row for row in found if row.field not in known)
+
+
+def problem_lines(status: GetStatusResponse, prefill_boot_id: str) -> list[str]:
+    """Return why there is no session; nothing when there is one."""
+    peer = _peer(status, prefill_boot_id)
+    if peer is not None:
+        return [] if _is_open(peer) else [f"no session: {peer.reason}: {peer.problem}"]
+    others = ", ".join(f"{one.target} ({one.reason or 'open'})" for one in status.peers)
+    return [f"the slab was not tried: decode has no session with this service, only with: {others or 'none'}"]
+
+
+def _peer(status: GetStatusResponse, prefill_boot_id: str) -> PeerStatus | None:
+    """Return the peer that is this life of prefill, whatever address decode reaches it at."""
+    return next((peer for peer in status.peers if peer.boot_id == prefill_boot_id), None)
+
+
+def _is_open(peer: PeerStatus) -> bool:
+    from kvspan.v1.decode_pb2 import SESSION_STATE_LEAVING, SESSION_STATE_OPEN
+
+    return peer.state in (SESSION_STATE_OPEN, SESSION_STATE_LEAVING)
 
 
 def hello_of(capabilities: DecodeServiceGetCapabilitiesResponse) -> Hello:
@@ -107,17 +170,21 @@ def compare_rows(hello: Hello, offer: PrefillOffer) -> tuple[Row, ...]:
     """Return every field that a session would compare, with the judgement of that session."""
     layouts = {"layout": hello.slab.layout}, {"layout": ", ".join(offer.layouts)}
     decode, prefill = _fields_of(hello) | layouts[0], _fields_of(offer) | layouts[1]
-    refused = _refused_fields(hello, offer)
+    refused = _refusals(hello, offer)
     names = [*decode, *(name for name in prefill if name not in decode)]
-    return tuple(
-        Row(
-            name,
-            decode.get(name, ABSENT),
-            prefill.get(name, ABSENT),
-            # Layers are no part of a refusal where their number differs, and have no partners either.
-            name not in refused and (name in CHOSEN or decode.get(name) == prefill.get(name)),
-        )
-        for name in names
+    unlisted = [one for name, one in refused.items() if name not in names]
+    return (
+        *(
+            Row(
+                name,
+                decode.get(name, ABSENT),
+                prefill.get(name, ABSENT),
+                # Layers are no part of a refusal where their number differs, and have no partners either.
+                name not in refused and (name in CHOSEN or decode.get(name) == prefill.get(name)),
+            )
+            for name in names
+        ),
+        *(Row(one.field, one.decode_value, one.prefill_value, is_ok=False) for one in unlisted),
     )
 
 
@@ -142,12 +209,12 @@ def _fields_of(side: Hello | PrefillOffer) -> dict[str, str]:
     }
 
 
-def _refused_fields(hello: Hello, offer: PrefillOffer) -> frozenset[str]:
+def _refusals(hello: Hello, offer: PrefillOffer) -> dict[str, Difference]:
     try:
         negotiate(hello, offer)
     except NegotiationError as error:
-        return frozenset(difference.field for difference in error.differences)
-    return frozenset()
+        return {difference.field: difference for difference in error.differences}
+    return {}
 
 
 CHECK = Command("check", "compare a decode and a prefill service field by field", _add_arguments, _run)

@@ -72,7 +72,9 @@ def _peer_lines(status: GetStatusResponse) -> Iterator[str]:
         state = SessionState.Name(peer.state).removeprefix("SESSION_STATE_").lower()
         slab = f"{rounded_size(peer.slab_leased_bytes)} of {rounded_size(peer.slab_total_bytes)} leased"
         line = f"peer {peer.target}: {state}, {peer.num_transfers} transfers, {peer.num_slots} slots, {slab}"
-        yield f"{line}: {peer.problem}" if peer.problem else line
+        yield line
+        if peer.reason:
+            yield f"  no session: {peer.reason}: {peer.problem}"
 
 
 STATUS = Command("status", "tell what a decode service is doing now", _add_arguments, _run)

@@ -231,8 +231,18 @@ class GetStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class FieldDifference(_message.Message):
+    __slots__ = ("field", "decode_value", "prefill_value")
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    DECODE_VALUE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_VALUE_FIELD_NUMBER: _ClassVar[int]
+    field: str
+    decode_value: str
+    prefill_value: str
+    def __init__(self, field: _Optional[str] = ..., decode_value: _Optional[str] = ..., prefill_value: _Optional[str] = ...) -> None: ...
+
 class PeerStatus(_message.Message):
-    __slots__ = ("target", "state", "boot_id", "problem", "num_sessions", "num_transfers", "slab_leased_bytes", "slab_total_bytes", "num_slots")
+    __slots__ = ("target", "state", "boot_id", "problem", "num_sessions", "num_transfers", "slab_leased_bytes", "slab_total_bytes", "num_slots", "reason", "differences")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -242,6 +252,8 @@ class PeerStatus(_message.Message):
     SLAB_LEASED_BYTES_FIELD_NUMBER: _ClassVar[int]
     SLAB_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
     target: str
     state: SessionState
     boot_id: str
@@ -251,7 +263,9 @@ class PeerStatus(_message.Message):
     slab_leased_bytes: int
     slab_total_bytes: int
     num_slots: int
-    def __init__(self, target: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., boot_id: _Optional[str] = ..., problem: _Optional[str] = ..., num_sessions: _Optional[int] = ..., num_transfers: _Optional[int] = ..., slab_leased_bytes: _Optional[int] = ..., slab_total_bytes: _Optional[int] = ..., num_slots: _Optional[int] = ...) -> None: ...
+    reason: str
+    differences: _containers.RepeatedCompositeFieldContainer[FieldDifference]
+    def __init__(self, target: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., boot_id: _Optional[str] = ..., problem: _Optional[str] = ..., num_sessions: _Optional[int] = ..., num_transfers: _Optional[int] = ..., slab_leased_bytes: _Optional[int] = ..., slab_total_bytes: _Optional[int] = ..., num_slots: _Optional[int] = ..., reason: _Optional[str] = ..., differences: _Optional[_Iterable[_Union[FieldDifference, _Mapping]]] = ...) -> None: ...
 
 class GroupStatus(_message.Message):
     __slots__ = ("group_index", "total_pages", "used_pages", "page_bytes")

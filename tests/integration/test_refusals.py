@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,7 +21,9 @@ from decode_service import app as decode_app
 from decode_service.app import DecodeService
 from decode_service.config import DecodeConfig
 from decode_service.prefill.prefill_client import PeerState
+from kvspan import cli
 from kvspan.client import AsyncClient
+from kvspan.commands.command import EXIT_FAILED, EXIT_OK
 from kvspan.v1 import decode_pb2 as pb
 from prefill_service import app as prefill_app
 from prefill_service.config import PrefillConfig
@@ -246,7 +249,8 @@ async def test_a_slab_directory_that_is_not_shared_is_refused(
 
     status = await refused_status(decode, load(*prefill).decode)
 
-    assert "slab.name" in status.peers[0].problem
+    assert status.peers[0].reason == "SLAB_NOT_SHARED"
+    assert [difference.field for difference in status.peers[0].differences] == ["slab.name"]
     assert status.peers[0].state == pb.SESSION_STATE_REFUSED
     assert files_in(other) == []
 
@@ -254,7 +258,7 @@ async def test_a_slab_directory_that_is_not_shared_is_refused(
 async def test_n3_n6_a_refused_peer_fails_requests_at_once(
     prefill: tuple[PrefillConfig, DecodeConfig], tmp_path: Path, load: LoadPair
 ) -> None:
-    """N3, N6: with a peer that does not fit, a client is told so at once and may try again later."""
+    """N3, N6: a client is told at once why the peer does not fit, and nothing of the host."""
     other = tmp_path / "elsewhere"
     other.mkdir()
     decode = replace(decode_at(prefill[1], tmp_path), slab_dir=str(other))
@@ -266,8 +270,34 @@ async def test_n3_n6_a_refused_peer_fails_requests_at_once(
         with pytest.raises(RemoteFailure) as caught:
             await client.complete(token_ids=[1, 2], max_new_tokens=1)
 
-    assert caught.value.reason == "PREFILL_UNAVAILABLE"
-    assert "slab.name" in caught.value.message
+    failure = caught.value
+    assert (failure.reason, failure.metadata["cause"]) == ("PREFILL_UNAVAILABLE", "SLAB_NOT_SHARED")
+    assert [difference.field for difference in failure.differences] == ["slab.name"]
+    assert "slab.name: decode made it, prefill cannot open it" in failure.message
+    assert str(tmp_path) not in f"{failure} {failure.metadata} {failure.differences}"
+
+
+async def test_check_passes_only_a_pair_that_shares_memory(
+    prefill: tuple[PrefillConfig, DecodeConfig],
+    tmp_path: Path,
+    load: LoadPair,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`kvspan check` asks for the session too: equal capabilities say nothing of the slab."""
+    decode, loaded = decode_at(prefill[1], tmp_path), load(*prefill).decode
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    codes = []
+    for config in (decode, replace(decode, slab_dir=str(other))):
+        arguments = ["check", f"--decode={config.listen}", f"--prefill={prefill[0].listen}"]
+        async with running_decode(config, loaded):
+            codes.append(await asyncio.to_thread(cli.main, arguments))
+
+    output = capsys.readouterr().out
+    assert codes == [EXIT_OK, EXIT_FAILED]
+    assert output.count(" 0 differ") == 1
+    assert output.count(" 1 differ") == 1
+    assert "no session: SLAB_NOT_SHARED: " in output
 
 
 async def test_n2_different_capacities_are_no_difference(

@@ -258,7 +258,7 @@ async def test_no_slab_is_made_for_a_prefill_service_that_shuts_down(dense: Conf
         assert maps_a_slab()
         prefill.servicer.shut_down()
 
-        await wait_until(lambda: ShuttingDown.code in service.peers[0].problem)
+        await wait_until(lambda: ShuttingDown.code in str(service.peers[0].problem))
 
         await wait_until(lambda: not prefill.servicer.peers)
         assert not maps_a_slab()

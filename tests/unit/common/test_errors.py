@@ -65,6 +65,18 @@ EXAMPLES: tuple[tuple[KVSpanError, dict[str, str]], ...] = (
     (errors.PrefillFailed("ENGINE_FAILED", "no memory"), {"reason": "ENGINE_FAILED", "message": "no memory"}),
     (errors.PeerLost("stream ended"), {"problem": "stream ended"}),
     (errors.PeerUnavailable("no session"), {"problem": "no session"}),
+    (
+        errors.PeerUnavailable(
+            "SLAB_NOT_SHARED: slab.name: decode a, prefill b",
+            cause="SLAB_NOT_SHARED",
+            differences=[errors.Difference("slab.name", "a", "b")],
+        ),
+        {
+            "problem": "SLAB_NOT_SHARED: slab.name: decode a, prefill b",
+            "cause": "SLAB_NOT_SHARED",
+            "differences": "slab.name: decode a, prefill b",
+        },
+    ),
     (errors.PrefillEngineFailed("no memory"), {"problem": "no memory"}),
     (errors.LeaseExpired("after 3 s"), {"problem": "after 3 s"}),
     (errors.ShuttingDown("shutting down"), {"problem": "shutting down"}),

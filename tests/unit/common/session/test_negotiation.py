@@ -310,7 +310,18 @@ def test_a_wrong_nonce_means_that_the_slab_is_not_shared() -> None:
     with pytest.raises(SlabNotShared) as refused:
         verify_welcome(make_hello(), welcome, NONCE)
 
-    assert refused.value.differences == (Difference("slab.nonce", NONCE.hex(), bytes(32).hex()),)
+    assert refused.value.differences == (Difference("slab.nonce", "wrote one", "read another"),)
+
+
+def test_a_refusal_tells_no_nonce() -> None:
+    """Its text goes to clients, and two sessions with the same fault have the same text."""
+    welcome = replace(make_welcome(), nonce=bytes(32))
+
+    with pytest.raises(SlabNotShared) as refused:
+        verify_welcome(make_hello(), welcome, NONCE)
+
+    assert NONCE.hex() not in str(refused.value)
+    assert bytes(32).hex() not in str(refused.value)
 
 
 def test_a_short_nonce_is_refused() -> None:
@@ -354,6 +365,16 @@ def test_a_granularity_off_the_agreed_grid_is_refused(chunk_tokens: int) -> None
         verify_welcome(make_hello(), replace(make_welcome(), granularity=granularity), NONCE)
 
     assert refused.value.differences == (Difference("granularity.chunk_tokens", "2", str(chunk_tokens)),)
+
+
+def test_a_granularity_off_the_grid_is_refused_before_there_is_a_slab() -> None:
+    """The capabilities show it, so that no session has to be opened for it."""
+    offer = replace(make_offer(), granularity=replace(GRANULARITY, chunk_tokens=7))
+
+    with pytest.raises(ModelMismatch) as refused:
+        negotiate(make_hello(), offer)
+
+    assert refused.value.differences == (Difference("granularity.chunk_tokens", "2", "7"),)
 
 
 @pytest.mark.parametrize("span_bytes", [PART_ALIGNMENT, 1 << 40])

@@ -108,6 +108,20 @@ def test_lost_kv_is_not_offered_for_retry() -> None:
     assert "RetryInfo" not in details_of(to_status(errors.ChecksumMismatch(4, "aa", "bb")))
 
 
+def test_missing_session_tells_why_the_peers_do_not_fit() -> None:
+    """The cause stands beside the reason, and each difference as in the refusal itself."""
+    difference = errors.Difference("slab.name", "made it", "cannot open it")
+    error = errors.PeerUnavailable("no session", cause="SLAB_NOT_SHARED", differences=[difference])
+
+    details = details_of(to_status(error))
+
+    assert details["ErrorInfo"].reason == "PREFILL_UNAVAILABLE"  # type: ignore[attr-defined]
+    assert details["ErrorInfo"].metadata["cause"] == "SLAB_NOT_SHARED"  # type: ignore[attr-defined]
+    (violation,) = details["PreconditionFailure"].violations  # type: ignore[attr-defined]
+    assert (violation.type, violation.subject) == ("SLAB_NOT_SHARED", "slab.name")
+    assert violation.description == "decode made it, prefill cannot open it"
+
+
 def test_unexpected_error_tells_its_type_only() -> None:
     """The text of an unknown exception may hold a prompt."""
     status = to_status(ValueError("The secret prompt"))

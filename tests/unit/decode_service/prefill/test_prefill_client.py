@@ -2,24 +2,34 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import grpc
 import pytest
 
-from common.errors import InvariantViolation
+from common.errors import ConfigError, InvariantViolation
+from common.kv.digest import DigestKind
+from common.kv.plan import SpanGranularity
 from common.runtime.clock import ManualClock
-from common.session.messages import Hello, SlabHandle
+from common.session.messages import Hello, SlabHandle, VersionRange
+from common.session.negotiation import PrefillOffer
 from common.slab.segment import SlabSegment
 from common.wire.channel import make_channel
+from common.wire.convert import capabilities_to_proto
 from common.wire.server import make_server
+from decode_service.prefill import prefill_client
+from decode_service.prefill.importer import Importer
 from decode_service.prefill.peer_session import SessionContext
 from decode_service.prefill.prefill_client import PeerConfig, PeerState, PrefillPeer, make_slab, received
 from kvspan.v1 import transfer_pb2 as pb
 from kvspan.v1 import transfer_pb2_grpc
+from tests.support.factories import make_geometry
 from tests.support.pair import wait_until
-from tests.support.sessions import make_hello
+from tests.support.sessions import make_hello, make_identity, make_offer
 
 pytestmark = pytest.mark.usefixtures("leak_check")
 
@@ -79,6 +89,80 @@ async def test_what_a_peer_said_before_it_ended_the_stream_is_heard(tmp_path: Pa
     assert said == list(range(NUM_SAID))
 
 
+class RefusingPrefill(transfer_pb2_grpc.PrefillServiceServicer):
+    """Offers what a test says and refuses every session, each time with another text."""
+
+    def __init__(self, offer: PrefillOffer) -> None:
+        self._offer = offer
+        self.num_refused = 0
+
+    async def GetCapabilities(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Return the offer."""
+        return capabilities_to_proto(self._offer, linears="", num_threads=1)
+
+    async def Transfer(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
+        """Refuse a session."""
+        self.num_refused += 1
+        raise ConfigError("slab_bytes", self.num_refused, f"{self.num_refused} bytes free")
+
+
+@asynccontextmanager
+async def connecting(
+    prefill: RefusingPrefill, tmp_path: Path, slab_dir: Path
+) -> AsyncIterator[tuple[PrefillPeer, asyncio.Task[None]]]:
+    """Run a prefill service and a peer that tries to have a session with it."""
+    context = SessionContext(cast("Importer", None), lambda: None, lambda *_: None, ManualClock(30))
+    server = make_server([])
+    transfer_pb2_grpc.add_PrefillServiceServicer_to_server(prefill, server.grpc)
+    address = server.listen(f"unix:{tmp_path}/prefill.sock")
+    async with server:
+        await server.start()
+        peer = PrefillPeer(address, make_config(slab_dir), context)
+        running = asyncio.create_task(peer.run())
+        yield peer, running
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("offer", "reason"),
+    [
+        (replace(make_offer(), versions=VersionRange(8, 9)), "PROTOCOL_VERSION_MISMATCH"),
+        (replace(make_offer(), digests=(DigestKind.XXH3_128,)), "SPAN_LAYOUT_MISMATCH"),
+        (replace(make_offer(), modes=()), "SPAN_LAYOUT_MISMATCH"),
+        (replace(make_offer(), granularity=SpanGranularity(7, 0, 4096)), "MODEL_MISMATCH"),
+        (make_offer(make_identity(make_geometry(page_tokens=8))), "KV_GEOMETRY_MISMATCH"),
+    ],
+)
+async def test_a_peer_whose_capabilities_do_not_fit_costs_no_slab(
+    tmp_path: Path, slab_dir: Path, offer: PrefillOffer, reason: str
+) -> None:
+    """Version, digest, modes, grid and shape are compared before a session is tried, by the same rule."""
+    prefill = RefusingPrefill(offer)
+    async with connecting(prefill, tmp_path, slab_dir) as (peer, _):
+        await wait_until(lambda: peer.statistics().state is PeerState.REFUSED)
+        counts = peer.statistics()
+
+    assert counts.problem is not None
+    assert (counts.problem.reason, counts.boot_id) == (reason, "prefill-boot")
+    assert counts.problem.differences
+    assert prefill.num_refused == 0
+
+
+async def test_the_same_problem_is_logged_once(
+    tmp_path: Path, slab_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A peer is tried again and again; its reason and the differences tell a new problem, not its text."""
+    monkeypatch.setattr(prefill_client, "LONGEST_PAUSE_S", 0.01)
+    prefill = RefusingPrefill(make_offer())
+    async with connecting(prefill, tmp_path, slab_dir) as (peer, _):
+        await wait_until(lambda: prefill.num_refused >= 3)
+        await wait_until(lambda: "3 bytes free" in str(peer.problem))
+
+    logged = [record for record in caplog.records if record.getMessage() == "session.failed"]
+    assert [record.__dict__["fields"]["reason"] for record in logged] == ["CONFIG_INVALID"]
+
+
 @pytest.mark.parametrize("data", [b"\xff" * 20, b"\x0a\x02\x08"])
 async def test_a_peer_that_talks_nonsense_is_a_peer_that_breaks_the_protocol(
     tmp_path: Path, slab_dir: Path, data: bytes, caplog: pytest.LogCaptureFixture
@@ -103,7 +187,7 @@ async def test_a_peer_that_talks_nonsense_is_a_peer_that_breaks_the_protocol(
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
-    assert "cannot be read" in peer.problem
+    assert "cannot be read" in str(peer.problem)
 
 
 async def test_a_bug_that_one_peer_finds_does_not_end_the_service(
@@ -124,7 +208,7 @@ async def test_a_bug_that_one_peer_finds_does_not_end_the_service(
     with pytest.raises(InvariantViolation):
         await peer.run()
 
-    assert "ZeroDivisionError: by a peer" in peer.problem
+    assert "ZeroDivisionError: by a peer" in str(peer.problem)
 
 
 async def test_a_service_that_stops_while_a_slab_is_made_leaves_none(

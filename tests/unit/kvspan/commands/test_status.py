@@ -51,6 +51,7 @@ def test_lines_name_groups_and_peers() -> None:
             pb.PeerStatus(
                 target="unix:/p",
                 state=pb.SESSION_STATE_REFUSED,
+                reason="KV_GEOMETRY_MISMATCH",
                 problem="geometry differs",
                 num_transfers=3,
                 num_slots=2,
@@ -66,5 +67,6 @@ def test_lines_name_groups_and_peers() -> None:
         "requests: 31 submitted, 19 finished, 6 failed, 5 cancelled, 1 refused",
         "prompts: 23 remote, 8 local",
         "group 1: 7 of 40 pages of 6.0 KiB used",
-        "peer unix:/p: refused, 3 transfers, 2 slots, 5.0 MiB of 64.0 MiB leased: geometry differs",
+        "peer unix:/p: refused, 3 transfers, 2 slots, 5.0 MiB of 64.0 MiB leased",
+        "  no session: KV_GEOMETRY_MISMATCH: geometry differs",
     ]

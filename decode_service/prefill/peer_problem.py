@@ -1,0 +1,69 @@
+"""Why there is no session with a prefill service, and what of it each reader is told.
+
+Theory of operation: a problem is known again by its reason and its differences. Its text is for whoever runs
+the services: it may name addresses and paths, and may differ from try to try. Clients get the reasons and
+the differences, which hold nothing of the host (`common/session/negotiation.py`).
+
+Not here: when a session is tried again (`prefill_client.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from common.errors import Difference, KVSpanError, NegotiationError, PeerUnavailable, ShuttingDown
+from common.excerpt import excerpt
+from common.wire.failure import RemoteFailure
+
+MAX_REASON_CHARS = 63
+"""Of a reason that a peer chose."""
+
+MAX_DIFFERENCES = 200
+"""Of one problem; a peer chooses how many there are, and all of them travel in one status."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerProblem:
+    """One problem; equal ones need not be logged twice."""
+
+    reason: str
+    """UPPER_SNAKE code of the error, or of the status when the library made it."""
+
+    text: str = field(compare=False)
+    differences: tuple[Difference, ...] = ()
+    """What the two services disagree on, when they do not fit."""
+
+    @property
+    def told_to_clients(self) -> str:
+        """The part of it that names nothing of the host."""
+        return f"{self.reason}: {self.text}" if self.differences else self.reason
+
+
+NOT_CONNECTED = PeerProblem(PeerUnavailable.code, "not connected yet")
+LEAVING = PeerProblem(ShuttingDown.code, "it is shutting down")
+
+
+def problem_of(error: KVSpanError | RemoteFailure) -> PeerProblem:
+    """Return what an error that ended a session, or kept one from opening, says."""
+    if isinstance(error, RemoteFailure):
+        return PeerProblem(excerpt(error.reason or error.code.name, MAX_REASON_CHARS), str(error))
+    differences = error.differences if isinstance(error, NegotiationError) else ()
+    return PeerProblem(error.code, str(error), tuple(map(_shown, differences[:MAX_DIFFERENCES])))
+
+
+def unavailable(problems: Iterable[PeerProblem]) -> PeerUnavailable:
+    """Return what a client is told that finds no session: the problem of every peer, each once."""
+    distinct = list(dict.fromkeys(problems))
+    told = "; ".join(one.told_to_clients for one in distinct) or "none is configured"
+    return PeerUnavailable(
+        f"no prefill service is connected ({told})",
+        cause=", ".join(dict.fromkeys(one.reason for one in distinct)),
+        differences=[difference for one in distinct for difference in one.differences],
+    )
+
+
+def _shown(difference: Difference) -> Difference:
+    return Difference(
+        excerpt(difference.field), excerpt(difference.decode_value), excerpt(difference.prefill_value)
+    )
