@@ -9,7 +9,7 @@
         LocalProtocolError         we would have
         RemoteProtocolError        the peer did
       CapacityError                full now; try again
-        SlabExhausted  PagesExhausted  LanesExhausted  QueueFull
+        SlabExhausted  PagesExhausted  QueueFull
       TransferError                one transfer is lost, no other is touched
         StaleGeneration  SpanOutOfRange  SpanOverlap  ChecksumMismatch
         CoverageIncomplete  TotalsMismatch  LogitsInvalid  PrefillFailed
@@ -18,11 +18,11 @@
       RequestError                 the client must change the request
         InvalidRequest  PromptTooLong  UnknownModel  Cancelled  DeadlineExceeded
       EngineError                  the compute engine failed
-        EngineFailed  UnsupportedWidth
+        EngineFailed
     InvariantViolation             our bug; not a KVSpanError; stops the service
 
-Theory of operation: a leaf takes typed facts, stores them as attributes and builds its message from
-them; `metadata()` gives the same facts as strings for a status detail. The mapping from class to gRPC
+Theory of operation: every class is a dataclass of its facts, and `text` says them in a sentence; `metadata()`
+gives the same facts as strings for a status detail. The mapping from class to gRPC
 code is in `common/wire/status.py`, and an architecture test fails when a leaf has none.
 """
 
@@ -30,8 +30,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar, dataclass_transform
 
 from common.excerpt import excerpt
 
@@ -55,6 +55,7 @@ class Difference:
         return f"{self.field}: decode {self.decode_value}, prefill {self.prefill_value}"
 
 
+@dataclass_transform(eq_default=False, field_specifiers=(field,))
 class KVSpanError(Exception):
     """Base of every error with a meaning for the caller; only leaves are raised."""
 
@@ -66,31 +67,48 @@ class KVSpanError(Exception):
 
     blame: ClassVar[Blame] = Blame.LOCAL
 
+    text: ClassVar[str] = ""
+    """The message; names in braces are facts."""
+
+    def __init_subclass__(cls, code: str) -> None:
+        """Make a dataclass of the facts that a class below adds, with a `code` of its own."""
+        cls.code = code
+        dataclass(eq=False, repr=False)(cls)
+
+    def __post_init__(self) -> None:
+        # A list may still change in the hands of whoever made it.
+        vars(self).update({name: tuple(v) for name, v in vars(self).items() if isinstance(v, list)})
+
+    def __str__(self) -> str:
+        return self.text.format(code=self.code, **self._facts())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
     def metadata(self) -> dict[str, str]:
         """Return the typed facts of this error as strings, keyed by attribute name."""
-        facts = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return {name: str(value) for name, value in self._facts().items()}
+
+    def _facts(self) -> dict[str, object]:
+        """Return the public attributes, those of several values as one text."""
         return {
-            name: "; ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            for name, value in facts.items()
+            name: "; ".join(map(str, value)) if isinstance(value, tuple) else value
+            for name, value in vars(self).items()
+            if not name.startswith("_")
         }
 
 
-class ConfigError(KVSpanError):
+class ConfigError(KVSpanError, code="CONFIG_INVALID"):
     """A flag or a file of this service is wrong; the process exits with code 2."""
 
-    code = "CONFIG_INVALID"
-
-    def __init__(self, field: str, value: object, problem: str) -> None:
-        self.field = field
-        self.value = str(value)
-        self.problem = problem
-        super().__init__(f"{field}={value!s}: {problem}")
+    text = "{field}={value}: {problem}"
+    field: str
+    value: object
+    problem: str
 
 
-class UnsupportedModel(ConfigError):
+class UnsupportedModel(ConfigError, code="MODEL_UNSUPPORTED"):
     """The model has layers whose state kvspan cannot hand over; names them."""
-
-    code = "MODEL_UNSUPPORTED"
 
     def __init__(self, model: str, layers: Sequence[str], problem: str) -> None:
         self.layers = tuple(layers)
@@ -98,291 +116,212 @@ class UnsupportedModel(ConfigError):
         super().__init__("model", model, problem + where)
 
 
-class NegotiationError(KVSpanError):
+class NegotiationError(KVSpanError, code="NEGOTIATION_FAILED"):
     """The two services cannot work together; carries every difference, not the first.
 
     The text shows as much as a person reads: a peer chose number and length of the values.
     """
 
-    code = "NEGOTIATION_FAILED"
     blame = Blame.REMOTE
+    text = "peers do not fit: {differences}"
 
     max_shown: ClassVar[int] = 40
     """Differences in the text, which tells the number of the others."""
 
-    def __init__(self, differences: Sequence[Difference]) -> None:
-        self.differences = tuple(differences)
-        super().__init__(f"peers do not fit: {self._shown()}")
+    differences: Sequence[Difference]
 
-    def metadata(self) -> dict[str, str]:
-        """Return the differences as far as the text of this error shows them."""
-        return {"differences": self._shown()}
-
-    def _shown(self) -> str:
+    def _facts(self) -> dict[str, object]:
         shown = [
             Difference(excerpt(one.field), excerpt(one.decode_value), excerpt(one.prefill_value))
             for one in self.differences[: self.max_shown]
         ]
         num_others = len(self.differences) - len(shown)
-        return "; ".join(map(str, shown)) + (f"; and {num_others} more" if num_others else "")
+        others = f"; and {num_others} more" if num_others else ""
+        return {"differences": "; ".join(map(str, shown)) + others}
 
 
-class VersionMismatch(NegotiationError):
+class VersionMismatch(NegotiationError, code="PROTOCOL_VERSION_MISMATCH"):
     """No protocol version is spoken by both."""
 
-    code = "PROTOCOL_VERSION_MISMATCH"
 
-
-class ModelMismatch(NegotiationError):
+class ModelMismatch(NegotiationError, code="MODEL_MISMATCH"):
     """A fingerprint of config, weights or tokenizer, or the numerics, differs."""
 
-    code = "MODEL_MISMATCH"
 
-
-class GeometryMismatch(NegotiationError):
+class GeometryMismatch(NegotiationError, code="KV_GEOMETRY_MISMATCH"):
     """The shape, dtype, group, window or page size of some layer differs."""
 
-    code = "KV_GEOMETRY_MISMATCH"
 
-
-class LayoutMismatch(NegotiationError):
+class LayoutMismatch(NegotiationError, code="SPAN_LAYOUT_MISMATCH"):
     """No span layout, transfer mode or digest kind is common to both."""
 
-    code = "SPAN_LAYOUT_MISMATCH"
 
-
-class SlabNotShared(NegotiationError):
+class SlabNotShared(NegotiationError, code="SLAB_NOT_SHARED"):
     """The prefill service does not see the memory that the decode service made."""
 
-    code = "SLAB_NOT_SHARED"
 
-
-class ProtocolError(KVSpanError):
+class ProtocolError(KVSpanError, code="PROTOCOL_VIOLATION"):
     """A message that the rules of the session do not allow in this state."""
 
-    code = "PROTOCOL_VIOLATION"
+    rule: str
+    state: str = field(default="", kw_only=True)
+    event: str = field(default="", kw_only=True)
 
-    def __init__(self, rule: str, *, state: str = "", event: str = "") -> None:
-        self.rule = rule
-        self.state = state
-        self.event = event
-        where = f" (event {event} in state {state})" if event else ""
-        super().__init__(rule + where)
+    def __str__(self) -> str:
+        return self.rule + (f" (event {self.event} in state {self.state})" if self.event else "")
 
 
-class LocalProtocolError(ProtocolError):
+class LocalProtocolError(ProtocolError, code="PROTOCOL_VIOLATION_LOCAL"):
     """We asked our own machine for something the rules forbid; nothing was sent."""
 
-    code = "PROTOCOL_VIOLATION_LOCAL"
 
-
-class RemoteProtocolError(ProtocolError):
+class RemoteProtocolError(ProtocolError, code="PROTOCOL_VIOLATION_REMOTE"):
     """The peer sent something the rules forbid; the session ends."""
 
-    code = "PROTOCOL_VIOLATION_REMOTE"
     blame = Blame.REMOTE
 
 
-class CapacityError(KVSpanError):
+class CapacityError(KVSpanError, code="CAPACITY_EXHAUSTED"):
     """Full now; the same request may fit later."""
 
-    code = "CAPACITY_EXHAUSTED"
     retryable = True
-
-    def __init__(self, requested: int, free: int, unit: str) -> None:
-        self.requested = requested
-        self.free = free
-        self.unit = unit
-        super().__init__(f"{self.code}: {requested} {unit} requested, {free} free")
+    text = "{code}: {requested} {unit} requested, {free} free"
+    requested: int
+    free: int
+    unit: str
 
 
-class SlabExhausted(CapacityError):
+class SlabExhausted(CapacityError, code="SLAB_EXHAUSTED"):
     """No gap in the slab is large enough for the slot."""
-
-    code = "SLAB_EXHAUSTED"
 
     def __init__(self, requested: int, free: int) -> None:
         super().__init__(requested, free, "slab bytes")
 
 
-class PagesExhausted(CapacityError):
+class PagesExhausted(CapacityError, code="PAGES_EXHAUSTED"):
     """A group has too few free pages."""
-
-    code = "PAGES_EXHAUSTED"
 
     def __init__(self, group_index: int, requested: int, free: int) -> None:
         self.group_index = group_index
         super().__init__(requested, free, f"pages of group {group_index}")
 
 
-class LanesExhausted(CapacityError):
-    """Every lane of the decode batch is taken."""
-
-    code = "LANES_EXHAUSTED"
-
-    def __init__(self, num_lanes: int) -> None:
-        super().__init__(1, 0, f"of {num_lanes} lanes")
-
-
-class QueueFull(CapacityError):
+class QueueFull(CapacityError, code="QUEUE_FULL"):
     """The bounded queue of waiting requests is full."""
-
-    code = "QUEUE_FULL"
 
     def __init__(self, limit: int) -> None:
         super().__init__(1, 0, f"places in the queue of {limit}")
 
 
-class TransferError(KVSpanError):
+class TransferError(KVSpanError, code="TRANSFER_FAILED"):
     """One transfer failed and publishes nothing; its neighbours are untouched."""
 
-    code = "TRANSFER_FAILED"
     blame = Blame.REMOTE
 
 
-class StaleGeneration(TransferError):
+class StaleGeneration(TransferError, code="STALE_GENERATION"):
     """A message names a slot lease, attempt or boot that is over."""
 
-    code = "STALE_GENERATION"
-
-    def __init__(self, field: str, expected: int, actual: int) -> None:
-        self.field = field
-        self.expected = expected
-        self.actual = actual
-        super().__init__(f"{field} is {actual}, current is {expected}")
+    text = "{field} is {actual}, current is {expected}"
+    field: str
+    expected: int
+    actual: int
 
 
-class SpanOutOfRange(TransferError):
+class SpanOutOfRange(TransferError, code="SPAN_OUT_OF_RANGE"):
     """A field of a span lies outside what this transfer may carry."""
 
-    code = "SPAN_OUT_OF_RANGE"
-
-    def __init__(self, field: str, actual: object, allowed: object) -> None:
-        self.field = field
-        self.actual = str(actual)
-        self.allowed = str(allowed)
-        super().__init__(f"span {field} is {actual!s}, allowed {allowed!s}")
+    text = "span {field} is {actual}, allowed {allowed}"
+    field: str
+    actual: object
+    allowed: object
 
 
-class SpanOverlap(TransferError):
+class SpanOverlap(TransferError, code="SPAN_OVERLAP"):
     """A span covers a position that another span covered already."""
 
-    code = "SPAN_OVERLAP"
-
-    def __init__(self, group_index: int, layer_index: int, tokens: str, placed: str) -> None:
-        self.group_index = group_index
-        self.layer_index = layer_index
-        self.tokens = tokens
-        self.placed = placed
-        super().__init__(
-            f"group {group_index} layer {layer_index}: tokens {tokens} overlap {placed} already placed"
-        )
+    text = "group {group_index} layer {layer_index}: tokens {tokens} overlap {placed} already placed"
+    group_index: int
+    layer_index: int
+    tokens: str
+    placed: str
 
 
-class ChecksumMismatch(TransferError):
+class ChecksumMismatch(TransferError, code="KV_CHECKSUM"):
     """The bytes of a span do not have the digest it was told with."""
 
-    code = "KV_CHECKSUM"
-
-    def __init__(self, sequence: int, expected: str, actual: str) -> None:
-        self.sequence = sequence
-        self.expected = expected
-        self.actual = actual
-        super().__init__(f"span {sequence}: digest {actual}, told {expected}")
+    text = "span {sequence}: digest {actual}, told {expected}"
+    sequence: int
+    expected: str
+    actual: str
 
 
-class CoverageIncomplete(TransferError):
+class CoverageIncomplete(TransferError, code="COVERAGE_INCOMPLETE"):
     """The producer ended while required positions were missing; lists group, layer and tokens."""
 
-    code = "COVERAGE_INCOMPLETE"
-
-    def __init__(self, missing: Sequence[str]) -> None:
-        self.missing = tuple(missing)
-        super().__init__("missing KV: " + "; ".join(self.missing))
+    text = "missing KV: {missing}"
+    missing: Sequence[str]
 
 
-class TotalsMismatch(TransferError):
+class TotalsMismatch(TransferError, code="TOTALS_MISMATCH"):
     """The totals in PrefillDone disagree with what was told."""
 
-    code = "TOTALS_MISMATCH"
-
-    def __init__(self, field: str, told: int, received: int) -> None:
-        self.field = field
-        self.told = told
-        self.received = received
-        super().__init__(f"{field}: producer says {told}, received {received}")
+    text = "{field}: producer says {told}, received {received}"
+    field: str
+    told: int
+    received: int
 
 
-class LogitsInvalid(TransferError):
+class LogitsInvalid(TransferError, code="LOGITS_INVALID"):
     """The handed-over logits have a wrong length or a value that is not finite."""
 
-    code = "LOGITS_INVALID"
-
-    def __init__(self, problem: str) -> None:
-        self.problem = problem
-        super().__init__(f"logits: {problem}")
+    text = "logits: {problem}"
+    problem: str
 
 
-class PrefillFailed(TransferError):
+class PrefillFailed(TransferError, code="PREFILL_FAILED"):
     """The prefill service ended the transfer with an error of its own."""
 
-    code = "PREFILL_FAILED"
-
-    def __init__(self, reason: str, message: str) -> None:
-        self.reason = reason
-        self.message = message
-        super().__init__(f"prefill failed: {reason}: {message}")
+    text = "prefill failed: {reason}: {message}"
+    reason: str
+    message: str
 
 
-class PeerError(KVSpanError):
+class PeerError(KVSpanError, code="PEER_ERROR"):
     """The other service is gone, late or leaving; the same call may succeed later."""
 
-    code = "PEER_ERROR"
     retryable = True
     blame = Blame.REMOTE
-
-    def __init__(self, problem: str) -> None:
-        self.problem = problem
-        super().__init__(problem)
+    text = "{problem}"
+    problem: str
 
 
-class PeerLost(PeerError):
+class PeerLost(PeerError, code="PREFILL_PEER_LOST"):
     """The session to the prefill service ended while this request depended on it."""
 
-    code = "PREFILL_PEER_LOST"
 
-
-class PeerUnavailable(PeerError):
+class PeerUnavailable(PeerError, code="PREFILL_UNAVAILABLE"):
     """No prefill service is connected; says why of each."""
 
-    code = "PREFILL_UNAVAILABLE"
-
-    def __init__(self, problem: str, *, cause: str = "", differences: Sequence[Difference] = ()) -> None:
-        self.cause = cause
-        self.differences = tuple(differences)
-        super().__init__(problem)
+    cause: str = field(default="", kw_only=True)
+    differences: Sequence[Difference] = field(default=(), kw_only=True)
 
     def metadata(self) -> dict[str, str]:
         """Return the facts that are known."""
         return {name: value for name, value in super().metadata().items() if value}
 
 
-class PrefillEngineFailed(PeerError):
+class PrefillEngineFailed(PeerError, code="PREFILL_ENGINE_FAILED"):
     """The engine of the prefill service failed at this prompt; another one may do better."""
 
-    code = "PREFILL_ENGINE_FAILED"
 
-
-class LeaseExpired(PeerError):
+class LeaseExpired(PeerError, code="LEASE_EXPIRED"):
     """The producer did not finish before the transfer's deadline."""
 
-    code = "LEASE_EXPIRED"
 
-
-class ShuttingDown(PeerError):
+class ShuttingDown(PeerError, code="SHUTTING_DOWN"):
     """This service is shutting down and takes no new work."""
 
-    code = "SHUTTING_DOWN"
     blame = Blame.LOCAL
 
 
@@ -397,91 +336,59 @@ class Violation:
         return f"{self.field}: {self.problem}"
 
 
-class RequestError(KVSpanError):
+class RequestError(KVSpanError, code="REQUEST_INVALID"):
     """The client has to change the request."""
 
-    code = "REQUEST_INVALID"
     blame = Blame.REMOTE
 
 
-class InvalidRequest(RequestError):
+class InvalidRequest(RequestError, code="REQUEST_FIELD_INVALID"):
     """One or more fields of the request are wrong; lists all of them."""
 
-    code = "REQUEST_FIELD_INVALID"
-
-    def __init__(self, violations: Sequence[Violation]) -> None:
-        self.violations = tuple(violations)
-        super().__init__("; ".join(map(str, self.violations)))
+    text = "{violations}"
+    violations: Sequence[Violation]
 
 
-class PromptTooLong(RequestError):
+class PromptTooLong(RequestError, code="REQUEST_CAN_NEVER_FIT"):
     """Prompt and new tokens can never fit a limit of this service; waiting would not help."""
 
-    code = "REQUEST_CAN_NEVER_FIT"
-
-    def __init__(self, limit_name: str, needed: int, limit: int) -> None:
-        self.limit_name = limit_name
-        self.needed = needed
-        self.limit = limit
-        super().__init__(f"request needs {needed} of {limit_name}, the limit is {limit}")
+    text = "request needs {needed} of {limit_name}, the limit is {limit}"
+    limit_name: str
+    needed: int
+    limit: int
 
 
-class UnknownModel(RequestError):
+class UnknownModel(RequestError, code="UNKNOWN_MODEL"):
     """The request names a model this service does not serve."""
 
-    code = "UNKNOWN_MODEL"
-
-    def __init__(self, requested: str, served: str) -> None:
-        self.requested = requested
-        self.served = served
-        super().__init__(f"model {requested} is not served here; {served} is")
+    text = "model {requested} is not served here; {served} is"
+    requested: str
+    served: str
 
 
-class Cancelled(RequestError):
+class Cancelled(RequestError, code="REQUEST_CANCELLED"):
     """The client gave the request up, or its deadline passed."""
 
-    code = "REQUEST_CANCELLED"
-
-    def __init__(self, cause: str) -> None:
-        self.cause = cause
-        super().__init__(f"cancelled: {cause}")
+    text = "cancelled: {cause}"
+    cause: str
 
 
-class DeadlineExceeded(RequestError):
+class DeadlineExceeded(RequestError, code="DEADLINE_EXCEEDED"):
     """The request did not end within its time limit."""
 
-    code = "DEADLINE_EXCEEDED"
-
-    def __init__(self, limit_s: float) -> None:
-        self.limit_s = limit_s
-        super().__init__(f"not finished within {limit_s:.1f} s")
+    text = "not finished within {limit_s:.1f} s"
+    limit_s: float
 
 
-class EngineError(KVSpanError):
+class EngineError(KVSpanError, code="ENGINE_ERROR"):
     """The compute engine could not do its work."""
 
-    code = "ENGINE_ERROR"
 
-
-class EngineFailed(EngineError):
+class EngineFailed(EngineError, code="ENGINE_FAILED"):
     """The engine raised while computing; the cause is chained."""
 
-    code = "ENGINE_FAILED"
-
-    def __init__(self, problem: str) -> None:
-        self.problem = problem
-        super().__init__(f"engine failed: {problem}")
-
-
-class UnsupportedWidth(EngineError):
-    """The engine has no compiled width for this many tokens."""
-
-    code = "UNSUPPORTED_WIDTH"
-
-    def __init__(self, tokens: int, widths: Sequence[int]) -> None:
-        self.tokens = tokens
-        self.widths = tuple(widths)
-        super().__init__(f"no width for {tokens} tokens; widths are {list(widths)}")
+    text = "engine failed: {problem}"
+    problem: str
 
 
 class InvariantViolation(Exception):

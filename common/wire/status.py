@@ -70,7 +70,6 @@ CODES: Mapping[type[Exception], grpc.StatusCode] = {
     errors.RemoteProtocolError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.SlabExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.PagesExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.LanesExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.StaleGeneration: grpc.StatusCode.DATA_LOSS,
     errors.SpanOutOfRange: grpc.StatusCode.DATA_LOSS,
@@ -91,7 +90,6 @@ CODES: Mapping[type[Exception], grpc.StatusCode] = {
     errors.Cancelled: grpc.StatusCode.CANCELLED,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.EngineFailed: grpc.StatusCode.INTERNAL,
-    errors.UnsupportedWidth: grpc.StatusCode.FAILED_PRECONDITION,
     errors.InvariantViolation: grpc.StatusCode.INTERNAL,
 }
 

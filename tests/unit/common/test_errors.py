@@ -47,7 +47,6 @@ EXAMPLES: tuple[tuple[KVSpanError, dict[str, str]], ...] = (
         errors.PagesExhausted(2, 7, 3),
         {"group_index": "2", "requested": "7", "free": "3", "unit": "pages of group 2"},
     ),
-    (errors.LanesExhausted(4), {"requested": "1", "free": "0", "unit": "of 4 lanes"}),
     (errors.QueueFull(9), {"unit": "places in the queue of 9"}),
     (errors.StaleGeneration("generation", 4, 3), {"field": "generation", "expected": "4", "actual": "3"}),
     (
@@ -89,7 +88,6 @@ EXAMPLES: tuple[tuple[KVSpanError, dict[str, str]], ...] = (
     (errors.Cancelled("client went away"), {"cause": "client went away"}),
     (errors.DeadlineExceeded(2.5), {"limit_s": "2.5"}),
     (errors.EngineFailed("no memory"), {"problem": "no memory"}),
-    (errors.UnsupportedWidth(70, [16, 64]), {"tokens": "70", "widths": "16; 64"}),
 )
 
 CLASSES = [

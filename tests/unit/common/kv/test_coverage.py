@@ -160,7 +160,7 @@ def test_a_span_is_refused_when_a_field_is_out_of_range(
         coverage.place(replace(_span(), **change))  # type: ignore[arg-type]
 
     assert caught.value.field == field
-    assert caught.value.actual == str(change[field])
+    assert str(caught.value.actual) == str(change[field])
     assert (coverage.missing(), coverage.statistics()) == before
 
 
