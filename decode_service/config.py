@@ -4,63 +4,53 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import click
+
 from common.kv.digest import DigestKind
 from common.session.messages import TransferMode
+from common.settings import SECONDS, TARGET, TOKENS, ByValue, ServiceConfig, Size, setting
+
+MEMORY_PAGE_BYTES = 4096
+MIN_SLAB_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeConfig:
-    """Settings of one decode service; `kvspan decode --help` shows the same with defaults."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeConfig(ServiceConfig):
+    """Settings of one decode service."""
 
-    model: str
-    """`demo`, `tiny:NAME` or a local Hugging Face folder."""
+    # fmt: off
+    prefill: tuple[str, ...] = setting(
+        TARGET, "ADDR",
+        "a prefill service; may be repeated (default: none; prompts are computed in this process)", ())
+    slab_bytes: int = setting(
+        Size(MIN_SLAB_BYTES, MEMORY_PAGE_BYTES), "SIZE", "shared memory of one session", 256 << 20)
+    cache_tokens: int = setting(TOKENS, "TOKENS", "size of the paged cache over all requests", 16384)
+    lanes: int = setting(click.IntRange(1, 4096), "COUNT", "requests that decode at the same time", 16)
+    queue_limit: int = setting(
+        click.IntRange(1, 1 << 20), "COUNT", "requests that may wait; more are refused", 64)
+    transfer: TransferMode = setting(
+        ByValue(TransferMode), "MODE",
+        "stream, deferred or whole, for requests that name none", TransferMode.STREAM)
+    route: str = setting(
+        click.Choice(["auto", "remote", "local"]), "ROUTE",
+        "auto, remote or local, for requests that name none", "auto")
+    on_prefill_loss: str = setting(
+        click.Choice(["fail", "retry", "local"]), "POLICY",
+        "fail, retry or local: what becomes of a request whose prefill service is lost too early", "fail")
+    digest: DigestKind = setting(
+        ByValue(DigestKind), "KIND",
+        f"protection of the bytes: {', '.join(kind.value for kind in DigestKind)}", DigestKind.XXH3_64)
+    max_new_tokens: int = setting(TOKENS, "TOKENS", "length of answers to requests that name none", 256)
+    time_limit_s: float = setting(
+        SECONDS, "SECONDS", "longest life of a request; a client may ask for less", 600.0)
+    # fmt: on
 
-    listen: str
-    """`host:port` (port 0 picks one) or `unix:PATH`."""
-
-    prefill: tuple[str, ...] = ()
-    """Addresses of prefill services; none means every prompt is computed in this process."""
-
-    dtype: str = "auto"
-    slab_dir: str = "/dev/shm"
-    slab_bytes: int = 256 << 20
-    """Shared memory of one session, header included."""
-
-    page_tokens: int = 64
-    chunk_tokens: int = 256
-    """Chunk grid of the numerics; must equal prefill's; a multiple of page_tokens."""
-
-    cache_tokens: int = 16384
-    """Tokens the paged cache holds over all requests (full-attention groups)."""
-
-    lanes: int = 16
-    """Rows of the decode batch: requests that run at the same time."""
-
-    queue_limit: int = 64
-    """Requests that may wait for lanes, pages or slots; more are refused."""
-
-    transfer: TransferMode = TransferMode.STREAM
-    route: str = "auto"
-    """auto | remote | local: where the prompt of a request that names no route is computed."""
-
-    on_prefill_loss: str = "fail"
-    """fail | retry | local: what becomes of a request whose prefill service is lost before publication."""
-
-    digest: DigestKind = DigestKind.XXH3_64
-    max_new_tokens: int = 256
-    """Used by requests that name none."""
-
-    time_limit_s: float = 600.0
-    """Longest life of a request without a deadline of its own."""
-
-    silence_limit_s: float = 3.0
-    """Seconds of silence after which a connected peer counts as lost; pings go every half second."""
-
-    threads: int = 0
-    """CPU threads of the step loop; 0 takes the cores of the host divided by its two services."""
-
-    journal: str = ""
-    """File for the record that `kvspan audit journal` checks; empty writes none."""
-
-    grace_s: float = 10.0
-    """Seconds running requests may take after SIGTERM."""
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` for a rule between fields that is broken."""
+        # Not super(): a class with slots is made twice, and super() would mean the first one.
+        ServiceConfig.__post_init__(self)
+        peers, chunk = self.prefill, self.chunk_tokens
+        self.require(self.cache_tokens >= chunk, "cache_tokens", f"must be at least --chunk-tokens={chunk}")
+        self.require(self.route != "remote" or bool(peers), "route", "needs a service, has --prefill=")
+        self.require(self.listen not in peers, "prefill", f"must differ from --listen={self.listen}")
+        self.require(len(set(peers)) == len(peers), "prefill", "must name each service once")

@@ -8,58 +8,71 @@ A new command is one more entry of COMMANDS.
 
 from __future__ import annotations
 
-import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
 
+import click
+from click.core import ParameterSource
+
 from common.errors import ConfigError, KVSpanError
-from kvspan.audit.command import AUDIT
-from kvspan.bench.command import BENCH
-from kvspan.commands.check import CHECK
-from kvspan.commands.command import EXIT_FAILED, EXIT_USAGE, Command, CommandFailed
-from kvspan.commands.demo import DEMO
-from kvspan.commands.flags import shown_error
-from kvspan.commands.generate import GENERATE
-from kvspan.commands.health import HEALTH
-from kvspan.commands.services import DECODE, PREFILL
-from kvspan.commands.status import STATUS
-from kvspan.commands.up import UP
+from kvspan.audit.command import audit
+from kvspan.bench.command import bench
+from kvspan.commands.check import check
+from kvspan.commands.command import EXIT_FAILED, EXIT_USAGE, CommandFailed
+from kvspan.commands.demo import demo
+from kvspan.commands.flags import SETTINGS, flag_name
+from kvspan.commands.generate import generate
+from kvspan.commands.health import health
+from kvspan.commands.services import decode, prefill
+from kvspan.commands.status import status
+from kvspan.commands.up import up
 
 EXIT_INTERRUPTED = 130
 """What shells give a program that Ctrl-C ended."""
 
-COMMANDS: tuple[Command, ...] = (UP, PREFILL, DECODE, GENERATE, STATUS, CHECK, HEALTH, DEMO, BENCH, AUDIT)
+COMMANDS: tuple[click.Command, ...] = (
+    up, prefill, decode, generate, status, check, health, demo, bench, audit,
+)  # fmt: skip
 """Every command, in the order of the help."""
 
 
-def make_parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
-    parser = argparse.ArgumentParser(
-        prog="kvspan",
-        description="Moves the KV cache of a prompt from a prefill to a decode service while prefill runs.",
-        allow_abbrev=False,
-    )
-    choices = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in commands:
-        sub = choices.add_parser(
-            command.name, help=command.summary, description=command.summary, allow_abbrev=False
-        )
-        command.add_arguments(sub)
-        sub.set_defaults(command=command)
-    return parser
+class InOrder(click.Group):
+    """A group whose help lists the commands in their own order."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return list(self.commands)
+
+
+def make_parser(commands: Sequence[click.Command]) -> click.Group:
+    """Return the command that has all of `commands` below it."""
+    text = "Moves the KV cache of a prompt from a prefill to a decode service while prefill runs."
+    by_name = {str(command.name): command for command in commands}
+    return InOrder("kvspan", by_name, help=text, context_settings={"max_content_width": 110})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     # The C core of grpc reports every ordinary end of a connection otherwise.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    arguments = make_parser(COMMANDS).parse_args(argv)
-    command: Command = arguments.command
+    _print_any_text()
+    line = list(sys.argv[1:] if argv is None else argv)
+    parser = make_parser(COMMANDS)
     try:
-        return command.run(arguments)
+        with parser.make_context("kvspan", line) as context:
+            return int(parser.invoke(context))
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        return EXIT_USAGE
+    except click.ClickException as error:
+        _complain(usage_text(error))
+        return EXIT_USAGE
     except ConfigError as error:
-        _complain(shown_error(error))
+        _complain(refusal_text(error))
         return EXIT_USAGE
     except CommandFailed as error:
         _complain(str(error))
@@ -73,6 +86,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output is gone; without this the interpreter complains once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
+
+
+def usage_text(error: click.ClickException) -> str:
+    """Return what is wrong with a command line, and where a wrong value came from if not from there."""
+    text = " ".join(error.format_message().split())
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is None:
+        return text
+    if not isinstance(error, click.BadParameter) or isinstance(error, click.MissingParameter):
+        return f"{text} See {context.command_path} --help."
+    param = error.param
+    source = context.get_parameter_source(param.name) if param is not None and param.name else None
+    return (
+        f"{text} It comes from {param.envvar}." if param and source is ParameterSource.ENVIRONMENT else text
+    )
+
+
+def refusal_text(error: ConfigError) -> str:
+    """Return a refused setting by the name of its flag."""
+    name = flag_name(error.field) if error.field in SETTINGS else error.field
+    return f"{name}={error.value}: {error.problem}"
+
+
+def _print_any_text() -> None:
+    """Print characters that the terminal does not have by their numbers, instead of ending the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _complain(text: str) -> None:

@@ -4,50 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import click
 
-@dataclass(frozen=True, slots=True)
-class PrefillConfig:
-    """Settings of one prefill service; `kvspan prefill --help` shows the same with defaults."""
+from common.kv.spans import PART_ALIGNMENT
+from common.settings import SECONDS, TOKENS, ServiceConfig, Size, setting, size_text
 
-    model: str
-    """`demo`, `tiny:NAME` or a local Hugging Face folder."""
 
-    listen: str
-    """`host:port` (port 0 picks one) or `unix:PATH`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillConfig(ServiceConfig):
+    """Settings of one prefill service."""
 
-    dtype: str = "auto"
-    slab_dir: str = "/dev/shm"
-    """Where this process sees the directory that decode makes slabs in."""
+    # fmt: off
+    min_span_bytes: int = setting(
+        Size(1), "SIZE",
+        "layers are merged until a span has this size: a small prompt is one span, not thirty", 512 << 10)
+    max_span_bytes: int = setting(
+        Size(PART_ALIGNMENT), "SIZE",
+        "no span is larger, unless one token of one layer is; keeps the tail after the last layer short",
+        1 << 20)
+    max_prompt_tokens: int = setting(TOKENS, "TOKENS", "longest prompt", 8192)
+    max_concurrency: int = setting(
+        click.IntRange(1, 1 << 16), "COUNT",
+        "transfers of one session that may be open; the engine runs one at a time", 64)
+    credit_wait_s: float = setting(
+        SECONDS, "SECONDS",
+        "how long a prompt larger than its share of the slab waits for room in all before it fails", 30.0)
+    # fmt: on
 
-    page_tokens: int = 64
-    """Tokens in a page; must equal decode's."""
-
-    chunk_tokens: int = 256
-    """Tokens of one prefill forward; part of the numerics: equal to decode's, a multiple of page_tokens."""
-
-    min_span_bytes: int = 512 << 10
-    """Layers merge into one span until it has this many bytes: a small prompt is one span, not thirty."""
-
-    max_span_bytes: int = 1 << 20
-    """Cap of a span: keeps the tail after the last layer short (measured: 1 MB is enough)."""
-
-    max_prompt_tokens: int = 8192
-    max_concurrency: int = 64
-    """Transfers of one session that may be started and not ended; the engine runs one at a time."""
-
-    silence_limit_s: float = 3.0
-    """Seconds of silence after which a connected peer counts as lost; pings go every half second."""
-
-    credit_wait_s: float = 30.0
-    """Seconds a prompt larger than its slot waits for room, all waits together; decode gives it back within
-    milliseconds.
-    """
-
-    threads: int = 0
-    """CPU threads of the engine; 0 takes the cores of the host divided by its two services."""
-
-    journal: str = ""
-    """File for the record that `kvspan audit journal` checks; empty writes none."""
-
-    grace_s: float = 10.0
-    """Seconds running work may take after SIGTERM."""
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` for a rule between fields that is broken."""
+        ServiceConfig.__post_init__(self)
+        problem = f"must not exceed --max-span-bytes={size_text(self.max_span_bytes)}"
+        self.require(self.min_span_bytes <= self.max_span_bytes, "min_span_bytes", problem)

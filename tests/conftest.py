@@ -8,6 +8,7 @@ slabs makes them in the directory of the fixture `slab_dir`.
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from kvspan.commands.flags import SETTINGS
 from tests.support.leaks import assert_no_leak, take_census
 from tests.support.places import LONGEST_BASE, short_folder
 
@@ -32,7 +34,9 @@ settings.load_profile("ci")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the paths of sockets short, whatever TMPDIR says."""
+    """Keep the paths of sockets short, whatever TMPDIR says; a shell's settings of services mean no test."""
+    for name in SETTINGS:
+        os.environ.pop(f"KVSPAN_{name.upper()}", None)
     if config.option.basetemp is None and len(tempfile.gettempdir()) > LONGEST_BASE:
         config.option.basetemp = short_folder("kv-")
 

@@ -7,11 +7,13 @@ dead process and removed, anything else is never touched.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common.errors import ConfigError
 
@@ -21,6 +23,9 @@ MAX_PATH_BYTES = 107
 """Longest path of a unix socket on Linux, without the closing zero byte."""
 
 MAX_PORT = 65535
+
+ABSENT = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
+"""What the kernel says of an address that no interface of this host has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,17 @@ def parse_address(field: str, text: str) -> TCPAddress | UnixAddress:
     return TCPAddress(host, int(port))
 
 
+def check_free(field: str, address: TCPAddress | UnixAddress) -> None:
+    """Make sure that `address` can be listened at now; removes the socket of a dead process.
+
+    Raises: `ConfigError` that says why not.
+    """
+    if isinstance(address, UnixAddress):
+        claim_path(field, address)
+    elif problem := bind_problem(address):
+        raise ConfigError(field, address, f"cannot listen: {problem}")
+
+
 def claim_path(field: str, address: UnixAddress) -> None:
     """Make sure that `address` can be bound; removes the socket of a dead process.
 
@@ -85,20 +101,35 @@ def claim_path(field: str, address: UnixAddress) -> None:
     path.unlink(missing_ok=True)
 
 
-def bind_problem(address: TCPAddress) -> str:
-    """Return why the kernel does not let this process listen on `address`."""
+def bind_problem(address: TCPAddress) -> str | None:
+    """Return why the kernel does not let this process listen on `address`; None when it does.
+
+    A name may have several addresses, `localhost` has two: grpc is content with one of them, and a service
+    would be hidden behind another one that has the others. An address that this host lacks is passed over.
+    """
     host = address.host.strip("[]")
     try:
-        family, kind, protocol, _, target = socket.getaddrinfo(
-            host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
+        found = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        return f"{host!r} has no address: {getattr(error, 'strerror', None) or error}"
+    problems = [_bind_error(family, target) for family, _, _, _, target in found]
+    fatal = [error for error in problems if error and error.errno not in ABSENT]
+    if not fatal and all(problems):
+        fatal = [error for error in problems if error]
+    return (fatal[0].strerror or str(fatal[0])) if fatal else None
+
+
+def _bind_error(family: int, target: Any) -> OSError | None:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             probe.bind(target)
             probe.listen(1)
     except OSError as error:
-        return f"cannot listen: {error.strerror or error}"
-    return "cannot listen: taken while this service started"
+        return error
+    return None
 
 
 def _parse_path(field: str, text: str) -> Path:

@@ -27,7 +27,7 @@ from grpc_reflection.v1alpha import (  # type: ignore[import-untyped]
 )
 
 from common.errors import ConfigError
-from common.wire.address import TCPAddress, UnixAddress, bind_problem, claim_path, parse_address
+from common.wire.address import TCPAddress, UnixAddress, check_free, parse_address
 from common.wire.interceptor import ErrorInterceptor, OnInvariant
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -119,14 +119,15 @@ class Server:
         await self.grpc.wait_for_termination()
 
     def _listen_tcp(self, address: TCPAddress) -> str:
+        check_free(LISTEN, address)
         try:
             port = self.grpc.add_insecure_port(str(address))
         except RuntimeError as error:
-            raise ConfigError(LISTEN, address, bind_problem(address)) from error
+            raise ConfigError(LISTEN, address, "cannot listen: taken while this service started") from error
         return str(TCPAddress(address.host, port))
 
     def _listen_unix(self, address: UnixAddress) -> str:
-        claim_path(LISTEN, address)
+        check_free(LISTEN, address)
         try:
             with _umask(SOCKET_UMASK):
                 self.grpc.add_insecure_port(str(address))

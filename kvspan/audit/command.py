@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import click
+
 from kvspan.audit.replay import Report, audit_files
-from kvspan.commands.command import EXIT_FAILED, EXIT_OK, Command
+from kvspan.commands.command import EXIT_FAILED, EXIT_OK
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    choices = parser.add_subparsers(metavar="WHAT", required=True)
-    journal = choices.add_parser(
-        "journal", help="check the journals of both services against the rules", allow_abbrev=False
-    )
-    journal.add_argument(
-        "files", nargs="+", metavar="FILE", help="journals of one host, of any number of lives"
-    )
-    journal.add_argument("--json", action="store_true", help="report as one JSON object")
-    journal.add_argument(
-        "--all-stopped",
-        action="store_true",
-        help="every life must have ended in order: one that was killed, or still runs, is a breach",
-    )
+@click.group("audit")
+def audit() -> None:
+    """Check what the services recorded against the rules."""
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    paths = [Path(name) for name in arguments.files]
-    report = audit_files(paths, all_stopped=arguments.all_stopped)
-    print(json_text(report) if arguments.json else "\n".join(report_lines(report)))
+@audit.command("journal")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--json", "as_json", is_flag=True, help="report as one JSON object")
+@click.option(
+    "--all-stopped",
+    is_flag=True,
+    help="every life must have ended in order: one that was killed, or still runs, is a breach",
+)
+def journal(files: tuple[str, ...], as_json: bool, all_stopped: bool) -> int:
+    """Check the journals of both services of one host, of any number of lives, against the rules."""
+    report = audit_files([Path(name) for name in files], all_stopped=all_stopped)
+    print(json_text(report) if as_json else "\n".join(report_lines(report)))
     return EXIT_OK if report.is_clean else EXIT_FAILED
 
 
@@ -54,6 +52,3 @@ def report_lines(report: Report) -> Iterator[str]:
 def json_text(report: Report) -> str:
     """Return the report as one line of JSON."""
     return json.dumps({"is_clean": report.is_clean, **asdict(report)})
-
-
-AUDIT = Command("audit", "check what the services recorded against the rules", _add_arguments, _run)

@@ -9,7 +9,6 @@ Ownership: both services and the baseline are children that end with this contex
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import dataclasses
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.runtime.threads import resolve_threads
+from common.settings import setting_text
 from kvspan.bench import measure
 from kvspan.bench.arms import ARMS, DECODERS, KVSPAN, in_order
 from kvspan.bench.baseline import Baseline
@@ -29,6 +29,7 @@ from kvspan.bench.lanes import prompt_lens
 from kvspan.bench.records import SCHEMA, Header, RecordWriter
 from kvspan.bench.workloads import PromptSource, QuickPlan, real_text
 from kvspan.commands.command import CommandFailed
+from kvspan.commands.flags import SETTINGS
 from kvspan.commands.health import DECODE_SERVICE, wait_serving
 from kvspan.commands.pair import ChildEnded, Pair
 from kvspan.commands.remote import told_failures
@@ -53,8 +54,8 @@ class Bench:
     writer: RecordWriter
 
 
-async def run_quick(plan: QuickPlan, services: Mapping[str, str], folder: Path, writer: RecordWriter) -> None:
-    """Take all samples; `services` are the texts of flags of both services, `folder` is for their sockets.
+async def run_quick(plan: QuickPlan, services: Mapping[str, Any], folder: Path, writer: RecordWriter) -> None:
+    """Take all samples; `services` are the settings of both services, `folder` is for their sockets.
 
     Raises CommandFailed when a service or the baseline ends or refuses.
     """
@@ -70,18 +71,19 @@ async def run_quick(plan: QuickPlan, services: Mapping[str, str], folder: Path, 
 
 
 async def _open(
-    stack: AsyncExitStack, plan: QuickPlan, services: Mapping[str, str], folder: Path, writer: RecordWriter
+    stack: AsyncExitStack, plan: QuickPlan, services: Mapping[str, Any], folder: Path, writer: RecordWriter
 ) -> Bench:
     """Start the baseline, tokenise, start the pair and connect to it."""
     from kvspan.client import AsyncClient
 
     _note("starting the baseline and a pair ...")
-    threads = resolve_threads(int(services["threads"]))
+    threads = resolve_threads(services["threads"])
     baseline = await stack.enter_async_context(
         await Baseline.start(services["model"], services["dtype"], threads)
     )
     prompts = PromptSource(await baseline.tokenise(real_text()))
-    pair = await stack.enter_async_context(Pair(make_plan(_arguments(services, folder), _socket(folder))))
+    settings = {**services, "listen": f"unix:{folder}/decode.sock"}
+    pair = await stack.enter_async_context(Pair(make_plan(settings, f"unix:{folder}/prefill.sock")))
     try:
         async with asyncio.timeout(READY_LIMIT_S):
             address, _ = await pair.read_addresses()
@@ -94,16 +96,7 @@ async def _open(
     return Bench(plan, client, baseline, prompts, pair.pids, writer)
 
 
-def _arguments(services: Mapping[str, str], folder: Path) -> argparse.Namespace:
-    listen = f"unix:{folder}/decode.sock"
-    return argparse.Namespace(**services, listen=listen, log_level="warning", log_json=False)
-
-
-def _socket(folder: Path) -> str:
-    return f"unix:{folder}/prefill.sock"
-
-
-async def _header(bench: Bench, services: Mapping[str, str], environment: dict[str, Any]) -> Header:
+async def _header(bench: Bench, services: Mapping[str, Any], environment: dict[str, Any]) -> Header:
     told = await bench.client.capabilities()
     return Header(
         schema=SCHEMA,
@@ -112,7 +105,7 @@ async def _header(bench: Bench, services: Mapping[str, str], environment: dict[s
         environment=environment,
         plan=dataclasses.asdict(bench.plan),
         services={
-            **services,
+            **{name: setting_text(SETTINGS[name], value) for name, value in services.items()},
             "numerics": told.identity.numerics.engine,
             "linears": told.linears,
             "threads": told.num_threads,

@@ -8,22 +8,22 @@ its session with this life of prefill stands. A pair without one has not been sh
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+import click
+
 from common.errors import Difference, NegotiationError
 from common.excerpt import excerpt
 from common.kv.spans import SPAN_LAYOUT
 from common.session.messages import Hello, SlabHandle
 from common.session.negotiation import ABSENT, PrefillOffer, compared_fields, negotiate
-from kvspan.commands.command import EXIT_FAILED, EXIT_OK, Command
-from kvspan.commands.flags import parse_flag
+from common.settings import TARGET
+from kvspan.commands.command import EXIT_FAILED, EXIT_OK
 from kvspan.commands.remote import told_failures
-from kvspan.commands.values import target_address
 
 if TYPE_CHECKING:
     from kvspan.v1.decode_pb2 import DecodeServiceGetCapabilitiesResponse, GetStatusResponse, PeerStatus
@@ -52,14 +52,11 @@ class Row:
     is_ok: bool
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--decode", required=True, metavar="ADDR", help="decode service")
-    parser.add_argument("--prefill", required=True, metavar="ADDR", help="prefill service")
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    decode = parse_flag("--decode", target_address, arguments.decode)
-    prefill = parse_flag("--prefill", target_address, arguments.prefill)
+@click.command("check")
+@click.option("--decode", type=TARGET, required=True, metavar="ADDR", help="decode service")
+@click.option("--prefill", type=TARGET, required=True, metavar="ADDR", help="prefill service")
+def check(decode: str, prefill: str) -> int:
+    """Compare a decode and a prefill service field by field."""
     with told_failures():
         offer = ask_prefill(prefill)
         hello, status = ask_decode(decode, offer.boot_id)
@@ -215,6 +212,3 @@ def _refusals(hello: Hello, offer: PrefillOffer) -> dict[str, Difference]:
     except NegotiationError as error:
         return {difference.field: difference for difference in error.differences}
     return {}
-
-
-CHECK = Command("check", "compare a decode and a prefill service field by field", _add_arguments, _run)

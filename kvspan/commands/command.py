@@ -1,10 +1,6 @@
-"""What a command of `kvspan` is: a name, its arguments, and a function that returns the exit code."""
+"""How a command of `kvspan` ends: its exit code, or why it could not do its work."""
 
 from __future__ import annotations
-
-import argparse
-from collections.abc import Callable
-from dataclasses import dataclass
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -12,19 +8,6 @@ EXIT_FAILED = 1
 
 EXIT_USAGE = 2
 """A flag or a setting is wrong; nothing was started."""
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One entry of the command line."""
-
-    name: str
-    summary: str
-    """One line for `kvspan --help`."""
-
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
-    """Does the work and returns the exit code; raises ConfigError for a bad value."""
 
 
 class CommandFailed(Exception):

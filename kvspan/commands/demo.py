@@ -5,40 +5,43 @@ The pair listens on unix sockets in a directory that is removed at the end, so t
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import tempfile
+from typing import Any
 
+import click
+
+from common.settings import SECONDS
 from decode_service.config import DecodeConfig
-from kvspan.commands.command import Command
-from kvspan.commands.flags import add_flags, parse_flag
-from kvspan.commands.services import add_log_flags
+from kvspan.commands.flags import settings_of
 from kvspan.commands.timings import timings_line
 from kvspan.commands.up import PairReady, make_plan, run_pair
-from kvspan.commands.values import positive
 from prefill_service.config import PrefillConfig
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("question", metavar="QUESTION", help="what the model is asked")
-    add_flags(parser, DecodeConfig, PrefillConfig, without=("prefill", "listen"), defaults={"model": "demo"})
-    add_log_flags(parser, default="warning")
-    parser.add_argument(
-        "--ready-timeout-s",
-        default="600",
-        metavar="SECONDS",
-        help="how long fetching, loading and the first session may take (default: 600)",
-    )
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    ready_timeout_s = parse_flag("--ready-timeout-s", positive, arguments.ready_timeout_s)
+@click.command("demo")
+@click.argument("question")
+@settings_of(
+    DecodeConfig,
+    PrefillConfig,
+    without=("prefill", "listen"),
+    defaults={"model": "demo", "log_level": "warning"},
+)
+@click.option(
+    "--ready-timeout-s",
+    type=SECONDS,
+    default=600,
+    metavar="SECONDS",
+    show_default=True,
+    help="how long fetching, loading and the first session may take",
+)
+def demo(question: str, ready_timeout_s: float, **given: Any) -> int:
+    """Start a pair, ask it one QUESTION, and stop."""
     with tempfile.TemporaryDirectory(prefix="kvspan-") as folder:
-        arguments.listen = f"unix:{folder}/decode.sock"
-        plan = make_plan(arguments, f"unix:{folder}/prefill.sock")
+        plan = make_plan({**given, "listen": f"unix:{folder}/decode.sock"}, f"unix:{folder}/prefill.sock")
         _note("starting a prefill and a decode service ...")
-        return asyncio.run(run_pair(plan, ready_timeout_s, lambda ready: _ask(ready, arguments.question)))
+        return asyncio.run(run_pair(plan, ready_timeout_s, lambda ready: _ask(ready, question)))
 
 
 async def _ask(ready: PairReady, question: str) -> None:
@@ -58,6 +61,3 @@ async def _ask(ready: PairReady, question: str) -> None:
 
 def _note(text: str) -> None:
     print(f"kvspan: {text}", file=sys.stderr, flush=True)
-
-
-DEMO = Command("demo", "start a pair, ask it one question, and stop", _add_arguments, _run)

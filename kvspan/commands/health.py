@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
+import click
 
-from kvspan.commands.command import EXIT_FAILED, EXIT_OK, Command
-from kvspan.commands.flags import parse_flag
+from common.settings import SECONDS, TARGET
+from kvspan.commands.command import EXIT_FAILED, EXIT_OK
 from kvspan.commands.remote import told_failures
-from kvspan.commands.values import positive, target_address
 
 DECODE_SERVICE = "kvspan.v1.DecodeService"
 """Healthy while the decode service can take prompts by the routes it was told to use."""
@@ -55,23 +54,20 @@ def check_health(target: str, service: str, timeout_s: float) -> str:
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="TARGET", help="HOST:PORT or unix:PATH of a service")
-    parser.add_argument(
-        "--service", default="", metavar="NAME", help="full name of one service of the process"
-    )
-    parser.add_argument("--timeout-s", default="3", metavar="SECONDS", help="how long to wait (default: 3)")
+@click.command("health")
+@click.argument("target", type=TARGET)
+@click.option(
+    "--service", default="", metavar="NAME", help="full name of one service of the process (default: all)"
+)
+@click.option(
+    "--timeout-s", type=SECONDS, default=3, metavar="SECONDS", show_default=True, help="how long to wait"
+)
+def health(target: str, service: str, timeout_s: float) -> int:
+    """Tell whether a service is healthy; the exit code says the same.
 
-
-def _run(arguments: argparse.Namespace) -> int:
-    target = parse_flag("TARGET", target_address, arguments.target)
-    timeout_s = parse_flag("--timeout-s", positive, arguments.timeout_s)
+    TARGET is HOST:PORT or unix:PATH of a service.
+    """
     with told_failures():
-        status = check_health(target, arguments.service, timeout_s)
+        status = check_health(target, service, timeout_s)
     print(status)
     return EXIT_OK if status == "SERVING" else EXIT_FAILED
-
-
-HEALTH = Command(
-    "health", "tell whether a service is healthy; the exit code says the same", _add_arguments, _run
-)

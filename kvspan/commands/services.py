@@ -6,23 +6,52 @@ One SIGTERM or SIGINT shuts it down and the exit code is 0, a second ends it at 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 from collections.abc import Coroutine
+from typing import Any
 
+import click
+
+from common.preflight import check_host
 from common.runtime import end_with_parent
+from common.settings import ServiceConfig
 from common.telemetry.logging import configure_logging
 from decode_service.config import DecodeConfig
-from kvspan.commands.command import EXIT_FAILED, EXIT_OK, Command
-from kvspan.commands.flags import ServiceConfig, add_flags, build_config, given_texts
+from kvspan.commands.command import EXIT_FAILED, EXIT_OK
+from kvspan.commands.flags import make_config, settings_of
 from prefill_service.config import PrefillConfig
 
 PARENT_FLAG = "--end-with-parent"
 """Given by `up` to its children, with its own process id."""
 
 
-LOG_LEVELS = ("debug", "info", "warning", "error")
+@click.command("prefill")
+@settings_of(PrefillConfig)
+@click.option(PARENT_FLAG, "parent_pid", type=int, hidden=True)
+def prefill(parent_pid: int | None, **given: Any) -> int:
+    """Serve prompts: compute their KV and stream it into the slab of a decode service."""
+    config = make_config(PrefillConfig, given)
+    check_host(config)
+    if not _is_wanted("prefill", config, parent_pid):
+        return EXIT_FAILED
+    from prefill_service.app import serve
+
+    return _run_service(serve(config, announce))
+
+
+@click.command("decode")
+@settings_of(DecodeConfig)
+@click.option(PARENT_FLAG, "parent_pid", type=int, hidden=True)
+def decode(parent_pid: int | None, **given: Any) -> int:
+    """Serve clients: generate from KV that prefill services computed."""
+    config = make_config(DecodeConfig, given)
+    check_host(config)
+    if not _is_wanted("decode", config, parent_pid):
+        return EXIT_FAILED
+    from decode_service.app import serve
+
+    return _run_service(serve(config, announce))
 
 
 def announce(address: str) -> None:
@@ -30,50 +59,10 @@ def announce(address: str) -> None:
     print(f"ready {address}", flush=True)
 
 
-def add_log_flags(parser: argparse.ArgumentParser, default: str = "info") -> None:
-    """Add the flags that say what is logged and how."""
-    parser.add_argument(
-        "--log-level",
-        choices=LOG_LEVELS,
-        default=default,
-        help="least level that is logged (default: %(default)s)",
-    )
-    parser.add_argument("--log-json", action="store_true", help="log one JSON object a line")
-
-
-def log_arguments(arguments: argparse.Namespace) -> list[str]:
-    """Return the command line that makes another process log in the same way."""
-    return [f"--log-level={arguments.log_level}", *(["--log-json"] if arguments.log_json else [])]
-
-
-def _add_arguments(parser: argparse.ArgumentParser, kind: type[ServiceConfig]) -> None:
-    add_flags(parser, kind)
-    add_log_flags(parser)
-    parser.add_argument(PARENT_FLAG, type=int, default=None, help=argparse.SUPPRESS, dest="parent_pid")
-
-
-def _is_wanted(arguments: argparse.Namespace, name: str) -> bool:
+def _is_wanted(name: str, config: ServiceConfig, parent_pid: int | None) -> bool:
     """Start to log, tie this process to its parent, and tell whether that parent still lives."""
-    configure_logging(name, arguments.log_level, json=arguments.log_json)
-    return arguments.parent_pid is None or end_with_parent(arguments.parent_pid)
-
-
-def _run_prefill(arguments: argparse.Namespace) -> int:
-    config = build_config(PrefillConfig, given_texts(arguments))
-    if not _is_wanted(arguments, "prefill"):
-        return EXIT_FAILED
-    from prefill_service.app import serve
-
-    return _run_service(serve(config, announce))
-
-
-def _run_decode(arguments: argparse.Namespace) -> int:
-    config = build_config(DecodeConfig, given_texts(arguments))
-    if not _is_wanted(arguments, "decode"):
-        return EXIT_FAILED
-    from decode_service.app import serve
-
-    return _run_service(serve(config, announce))
+    configure_logging(name, config.log_level, json=config.log_json)
+    return parent_pid is None or end_with_parent(parent_pid)
 
 
 def _run_service(service: Coroutine[None, None, None]) -> int:
@@ -82,18 +71,3 @@ def _run_service(service: Coroutine[None, None, None]) -> int:
     # transformers for garbage while it exits, which takes seconds that whoever stops a service waits for.
     gc.freeze()
     return EXIT_OK
-
-
-PREFILL = Command(
-    "prefill",
-    "serve prompts: compute their KV and stream it into the slab of a decode service",
-    lambda parser: _add_arguments(parser, PrefillConfig),
-    _run_prefill,
-)
-
-DECODE = Command(
-    "decode",
-    "serve clients: generate from KV that prefill services computed",
-    lambda parser: _add_arguments(parser, DecodeConfig),
-    _run_decode,
-)

@@ -2,46 +2,45 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from kvspan.commands.command import EXIT_OK, Command
-from kvspan.commands.flags import parse_flag
+import click
+
+from common.settings import TARGET
+from kvspan.commands.command import EXIT_OK
 from kvspan.commands.generate import DEFAULT_TARGET
 from kvspan.commands.remote import told_failures
-from kvspan.commands.values import rounded_size, target_address
+from kvspan.commands.values import rounded_size
 
 if TYPE_CHECKING:
     from kvspan.v1.decode_pb2 import GetStatusResponse
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--target", default=DEFAULT_TARGET, metavar="ADDR", help="decode service (%(default)s)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one line of JSON, zeros included")
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    target = parse_flag("--target", target_address, arguments.target)
+@click.command("status")
+@click.option(
+    "--target", type=TARGET, default=DEFAULT_TARGET, metavar="ADDR", show_default=True, help="decode service"
+)
+@click.option("--json", "as_json", is_flag=True, help="print one line of JSON, zeros included")
+def status(target: str, as_json: bool) -> int:
+    """Tell what a decode service is doing now."""
     from google.protobuf.json_format import MessageToJson
 
     from kvspan.client import Client
 
     with told_failures(), Client(target) as client:
-        status = client.status()
-    if arguments.json:
+        answer = client.status()
+    if as_json:
         print(
             MessageToJson(
-                status,
+                answer,
                 preserving_proto_field_name=True,
                 always_print_fields_with_no_presence=True,
                 indent=None,
             )
         )
     else:
-        print("\n".join(status_lines(status)))
+        print("\n".join(status_lines(answer)))
     return EXIT_OK
 
 
@@ -75,6 +74,3 @@ def _peer_lines(status: GetStatusResponse) -> Iterator[str]:
         yield line
         if peer.reason:
             yield f"  no session: {peer.reason}: {peer.problem}"
-
-
-STATUS = Command("status", "tell what a decode service is doing now", _add_arguments, _run)

@@ -7,7 +7,6 @@ when both serve and the session between them is open.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,15 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+
+from common.preflight import check_host
 from common.runtime import Lifecycle
+from common.settings import SECONDS
 from decode_service.config import DecodeConfig
-from kvspan.commands.command import EXIT_FAILED, EXIT_USAGE, Command, CommandFailed
-from kvspan.commands.flags import add_flags, arguments_of, build_config, given_texts, parse_flag
+from kvspan.commands.command import EXIT_FAILED, EXIT_USAGE, CommandFailed
+from kvspan.commands.flags import arguments_of, make_config, settings_of
 from kvspan.commands.health import DECODE_SERVICE, wait_serving
 from kvspan.commands.pair import ChildEnded, Pair, PairPlan, service_command
 from kvspan.commands.remote import told_failures
-from kvspan.commands.services import add_log_flags, log_arguments
-from kvspan.commands.values import positive
 from prefill_service.config import PrefillConfig
 
 DEFAULTS = {"model": "demo", "listen": "127.0.0.1:50051"}
@@ -43,44 +44,44 @@ class PairReady:
     ending: asyncio.Event
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, DecodeConfig, PrefillConfig, without=("prefill",), defaults=DEFAULTS)
-    add_log_flags(parser)
-    parser.add_argument(
-        "--ready-timeout-s",
-        default="300",
-        metavar="SECONDS",
-        help="how long loading and the first session may take (default: 300)",
-    )
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    ready_timeout_s = parse_flag("--ready-timeout-s", positive, arguments.ready_timeout_s)
+@click.command("up")
+@settings_of(DecodeConfig, PrefillConfig, without=("prefill",), defaults=DEFAULTS)
+@click.option(
+    "--ready-timeout-s",
+    type=SECONDS,
+    default=300,
+    metavar="SECONDS",
+    show_default=True,
+    help="how long loading and the first session may take",
+)
+def up(ready_timeout_s: float, **given: Any) -> int:
+    """Run a prefill and a decode service together on this host."""
     with tempfile.TemporaryDirectory(prefix="kvspan-") as folder:
-        plan = make_plan(arguments, f"unix:{folder}/prefill.sock")
+        plan = make_plan(given, f"unix:{folder}/prefill.sock")
         return asyncio.run(run_pair(plan, ready_timeout_s, _announce))
 
 
-def make_plan(arguments: argparse.Namespace, prefill_address: str) -> PairPlan:
+def make_plan(given: Mapping[str, Any], prefill_address: str) -> PairPlan:
     """Return how to start both services; raises ConfigError for what either would refuse."""
-    texts = given_texts(arguments)
-    decode_texts = texts | {"prefill": [prefill_address]} | _journal_of("decode", texts)
-    prefill_texts = texts | {"listen": prefill_address} | _journal_of("prefill", texts)
-    decode = build_config(DecodeConfig, decode_texts)
-    build_config(PrefillConfig, prefill_texts)
-    logs = log_arguments(arguments)
+    peers = {"prefill": (prefill_address,)}
+    decode = make_config(DecodeConfig, {**given, **peers, **_journal_of("decode", given)})
+    prefill = make_config(
+        PrefillConfig, {**given, "listen": prefill_address, **_journal_of("prefill", given)}
+    )
+    for config in (decode, prefill):
+        check_host(config)
     return PairPlan(
-        decode_command=service_command("decode", [*arguments_of(DecodeConfig, decode_texts), *logs]),
-        prefill_command=service_command("prefill", [*arguments_of(PrefillConfig, prefill_texts), *logs]),
+        decode_command=service_command("decode", arguments_of(decode)),
+        prefill_command=service_command("prefill", arguments_of(prefill)),
         kill_after_s=decode.grace_s + KILL_MARGIN_S,
     )
 
 
-def _journal_of(service: str, texts: Mapping[str, Any]) -> dict[str, str]:
+def _journal_of(service: str, given: Mapping[str, Any]) -> dict[str, str]:
     """Return where a service of the pair writes its own journal: run.jsonl is run.decode.jsonl for decode."""
-    if not texts.get("journal"):
+    if not given.get("journal"):
         return {}
-    path = Path(texts["journal"])
+    path = Path(given["journal"])
     return {"journal": str(path.with_name(f"{path.stem}.{service}{path.suffix}"))}
 
 
@@ -113,6 +114,3 @@ async def run_pair(
 
 async def _announce(ready: PairReady) -> None:
     print(f"ready decode={ready.decode} prefill={ready.prefill}", flush=True)
-
-
-UP = Command("up", "run a prefill and a decode service together on this host", _add_arguments, _run)

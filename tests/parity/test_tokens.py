@@ -7,7 +7,6 @@ held against each other alone.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import importlib.util
 import os
@@ -90,15 +89,14 @@ async def prepare(case: Case) -> tuple[list[Prompt], list[Prompt], list[Answer]]
 @asynccontextmanager
 async def running_pair(case: Case, folder: Path) -> AsyncIterator[AsyncClient]:
     """Run both services and yield a client of decode."""
-    arguments = argparse.Namespace(
-        model="demo",
-        dtype=case.dtype,
-        chunk_tokens=str(case.chunk_tokens),
-        listen=f"unix:{folder}/decode.sock",
-        log_level="warning",
-        log_json=False,
-    )
-    async with Pair(make_plan(arguments, f"unix:{folder}/prefill.sock")) as pair:
+    settings = {
+        "model": "demo",
+        "dtype": case.dtype,
+        "chunk_tokens": case.chunk_tokens,
+        "listen": f"unix:{folder}/decode.sock",
+        "log_level": "warning",
+    }
+    async with Pair(make_plan(settings, f"unix:{folder}/prefill.sock")) as pair:
         address, _ = await pair.read_addresses()
         await wait_serving(address, DECODE_SERVICE)
         async with AsyncClient(address) as client:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import logging
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from enum import Enum
 from functools import cache
 from pathlib import Path
 
+import click
 import pytest
 
 import kvspan
@@ -24,13 +24,14 @@ from common.session.decode_side import SESSION_TRANSITIONS
 from common.session.decode_transfer import TRANSITIONS, TransferState
 from common.session.prefill_job import JOB_TRANSITIONS
 from common.session.prefill_side import PREFILL_SESSION_TRANSITIONS, PrefillState
+from common.settings import setting_text
 from common.wire.status import CODES
 from decode_service.config import DecodeConfig
 from kvspan.cli import COMMANDS, make_parser
-from kvspan.commands.flags import FLAGS, flag_name
-from kvspan.commands.values import size_text
+from kvspan.commands.flags import SETTINGS, flag_name
 from kvspan.v1 import transfer_pb2
 from prefill_service.config import PrefillConfig
+from tests.support.command_lines import parse_line
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOCOL = "docs/protocol.md"
@@ -129,18 +130,17 @@ def names_of_tests() -> frozenset[str]:
 @cache
 def known_flags() -> frozenset[str]:
     """Return every flag of every command."""
-    helps = "\n".join(parser.format_help() for parser in parsers())
-    return frozenset(re.findall(r"(?<![\w-])--[a-z][a-z-]+", helps))
+    flags = {flag for command in every_command() for param in command.params for flag in param.opts}
+    return frozenset(flags | {"--help"})
 
 
-def parsers() -> Iterator[argparse.ArgumentParser]:
-    """Yield the parser of every command and of the commands below it."""
-    waiting = [make_parser(COMMANDS)]
+def every_command() -> Iterator[click.Command]:
+    """Yield every command and the commands below it."""
+    waiting: list[click.Command] = [make_parser(COMMANDS)]
     while waiting:
-        parser = waiting.pop()
-        yield parser
-        for action in parser._actions:
-            waiting += list((action.choices or {}).values()) if isinstance(action.choices, dict) else []
+        command = waiting.pop()
+        yield command
+        waiting += command.commands.values() if isinstance(command, click.Group) else []
 
 
 def leaves(base: type[errors.KVSpanError]) -> Iterator[type[errors.KVSpanError]]:
@@ -153,13 +153,15 @@ def leaves(base: type[errors.KVSpanError]) -> Iterator[type[errors.KVSpanError]]
 
 def default_text(field: str) -> str:
     """Return the default of a setting as the flags take it."""
-    found = next(
-        (one for config in (DecodeConfig, PrefillConfig) for one in fields(config) if one.name == field), None
-    )
-    assert found is not None, field
-    if isinstance(found.default, Enum):
-        return str(found.default.value)
-    return size_text(found.default) if field.endswith("_bytes") else str(found.default)
+    default = SETTINGS[field].default
+    return NOTHING if default in (MISSING, (), "") else setting_text(SETTINGS[field], default)
+
+
+def service_text(field: str) -> str:
+    """Return which service has a setting."""
+    kinds = {"decode": DecodeConfig, "prefill": PrefillConfig}
+    names = [name for name, kind in kinds.items() if field in {one.name for one in fields(kind)}]
+    return "both" if len(names) == 2 else names[0]
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -202,17 +204,18 @@ def test_every_flag_that_is_named_exists() -> None:
 @pytest.mark.parametrize("name", ["up", "prefill", "decode", "demo", "generate"])
 def test_the_help_of_a_flag_says_its_unit_and_its_default(name: str) -> None:
     """A flag that takes a value and may be left out has a placeholder and says what happens then."""
-    (parser,) = (parser for parser in parsers() if parser.prog == f"kvspan {name}")
+    (command,) = (command for command in COMMANDS if command.name == name)
     optional = [
-        action
-        for action in parser._actions
-        if action.option_strings and action.nargs != 0 and not action.required
-        if action.help != argparse.SUPPRESS
+        param
+        for param in command.params
+        if isinstance(param, click.Option) and not (param.is_flag or param.required or param.hidden)
     ]
 
     assert len(optional) > 10
-    assert [action.option_strings for action in optional if not (action.metavar or action.choices)] == []
-    assert [action.option_strings for action in optional if "(default: " not in str(action.help)] == []
+    assert [param.opts for param in optional if not param.metavar] == []
+    assert [
+        param.opts for param in optional if not (param.show_default or "(default: " in str(param.help))
+    ] == []
 
 
 def test_every_command_line_can_be_parsed() -> None:
@@ -221,7 +224,7 @@ def test_every_command_line_can_be_parsed() -> None:
     ours = [line[1:] for line in lines if line[0] == ".venv/bin/kvspan"]
 
     assert len(ours) > 10
-    assert [line for line in ours if make_parser(COMMANDS).parse_args(line) is None] == []
+    assert [parse_line(make_parser(COMMANDS), line) for line in ours]
     for line in lines:
         if line[0] != ".venv/bin/kvspan" and line[:4] != ["docker", "compose", "exec", "decode"]:
             flags = [word for word in line if word.startswith("-")]
@@ -233,7 +236,7 @@ def test_every_command_inside_a_container_can_be_parsed() -> None:
     inside = [line[5:] for line in command_lines() if line[:4] == ["docker", "compose", "exec", "decode"]]
 
     assert inside
-    assert [line for line in inside if make_parser(COMMANDS).parse_args(line) is None] == []
+    assert [parse_line(make_parser(COMMANDS), line) for line in inside]
 
 
 def test_every_make_target_that_is_named_exists() -> None:
@@ -364,10 +367,9 @@ def test_every_log_event_has_its_level() -> None:
     assert all(logging.getLevelName(level.upper()) != f"Level {level.upper()}" for _, level in told)
 
 
-def test_flags_are_told_with_their_defaults() -> None:
-    """The table of flags is complete and its defaults are those of the services."""
-    told = {cells[0].strip("`"): cells[1] for cells in rows(section("docs/operations.md", "Flags by task"))}
-    expected = {flag.name: default_text(flag.field) for flag in FLAGS}
-    without_default = {flag_name(field): NOTHING for field in ("model", "listen", "prefill", "journal")}
+def test_settings_are_told_with_default_and_service() -> None:
+    """The table of flags is complete, and says what the configs say."""
+    table = rows(section("docs/operations.md", "Flags by task"))
+    told = {cells[0].strip("`"): tuple(cells[1:3]) for cells in table if cells[0].startswith("`--")}
 
-    assert {name: text for name, text in told.items() if name.startswith("--")} == expected | without_default
+    assert told == {flag_name(field): (default_text(field), service_text(field)) for field in SETTINGS}

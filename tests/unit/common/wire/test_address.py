@@ -96,5 +96,25 @@ def test_bind_problem_says_what_the_kernel_says() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 
-        assert bind_problem(TCPAddress("127.0.0.1", port)) == "cannot listen: Address already in use"
-    assert bind_problem(TCPAddress("203.0.113.7", 0)) == "cannot listen: Cannot assign requested address"
+        assert bind_problem(TCPAddress("127.0.0.1", port)) == "Address already in use"
+    assert bind_problem(TCPAddress("127.0.0.1", port)) is None
+    assert bind_problem(TCPAddress("203.0.113.7", 0)) == "Cannot assign requested address"
+    assert bind_problem(TCPAddress("no-such-host.invalid", 0)) is not None
+
+
+def test_name_is_refused_when_one_of_its_addresses_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`localhost` may be two addresses: with only one of them this service would hide behind another one."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = [(socket.AF_INET, 1, 6, "", (host, port)) for host in ("127.0.0.2", "127.0.0.1")]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+
+        assert bind_problem(TCPAddress("localhost", port)) == "Address already in use"
+
+
+def test_address_that_this_host_lacks_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container without IPv6 may still name ::1 in its hosts file."""
+    found = [(socket.AF_INET, 1, 6, "", (host, 0)) for host in ("203.0.113.7", "127.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+
+    assert bind_problem(TCPAddress("localhost", 0)) is None

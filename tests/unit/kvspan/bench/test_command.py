@@ -2,56 +2,55 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 
-from common.errors import ConfigError
 from kvspan import cli
-from kvspan.bench.command import BENCH, make_quick_plan, service_texts
+from kvspan.bench.command import make_quick_plan, quick, service_settings
 from kvspan.bench.records import RecordWriter, TransferSample, read_run
 from kvspan.commands.command import EXIT_OK, EXIT_USAGE
 from tests.support.bench_samples import TRANSFER, make_header
+from tests.support.command_lines import parse_line
 
 
-def parse(*line: str) -> argparse.Namespace:
-    """Return the arguments of a command line after `bench`."""
-    parser = argparse.ArgumentParser()
-    BENCH.add_arguments(parser)
-    return parser.parse_args(line)
+def parse(*line: str) -> dict[str, Any]:
+    """Return what a command line gives to `bench quick`."""
+    return parse_line(quick, line)
 
 
 def test_flags_change_the_plan() -> None:
     """What is not given keeps its default."""
-    plan = make_quick_plan(parse("quick", "--prompts=7,300", "--lanes=3", "--repetitions=9"))
+    plan = make_quick_plan(parse("--prompts=7,300", "--lanes=3", "--repetitions=9"), False)
 
     assert (plan.prompts, plan.lanes, plan.repetitions, plan.context) == ((7, 300), (3,), 9, 512)
 
 
 def test_bad_value_is_refused_by_its_flag() -> None:
     """Nothing is started for it."""
-    with pytest.raises(ConfigError, match="--prompts"):
-        make_quick_plan(parse("quick", "--prompts=7,0"))
+    with pytest.raises(click.BadParameter, match="0 is not in the range 1<=x"):
+        parse("--prompts=7,0")
 
 
 def test_services_get_one_thread_each_unless_told_otherwise() -> None:
     """Two teams of threads on two cores would measure each other."""
-    arguments = parse("quick", "--dtype=float32")
+    given = parse("--dtype=float32")
 
-    texts = service_texts(arguments, make_quick_plan(arguments))
+    settings = service_settings(given, make_quick_plan(given, False))
 
-    assert (texts["model"], texts["dtype"], texts["threads"]) == ("demo", "float32", "1")
+    assert (settings["model"], settings["dtype"], settings["threads"]) == ("demo", "float32", 1)
 
 
 def test_services_have_room_for_the_plan() -> None:
     """Lanes, pages and the longest prompt follow from what is measured."""
-    arguments = parse("quick", "--prompts=7,300", "--lanes=3,2", "--context=50")
+    given = parse("--prompts=7,300", "--lanes=3,2", "--context=50")
 
-    texts = service_texts(arguments, make_quick_plan(arguments))
+    settings = service_settings(given, make_quick_plan(given, False))
 
-    assert (texts["lanes"], texts["max_prompt_tokens"], texts["cache_tokens"]) == ("3", "300", "3222")
+    assert (settings["lanes"], settings["max_prompt_tokens"], settings["cache_tokens"]) == (3, 300, 3222)
 
 
 def test_report_is_made_from_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

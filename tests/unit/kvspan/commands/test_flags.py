@@ -1,119 +1,88 @@
-"""One table makes the flags of all services, and refuses what a config must not hold."""
+"""Flags and variables of the environment follow from the configs, and lead back to them."""
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 
-from common.errors import ConfigError
 from common.kv.digest import DigestKind
 from common.session.messages import TransferMode
+from common.settings import ServiceConfig
 from decode_service.config import DecodeConfig
-from kvspan.commands import flags
+from kvspan.commands.flags import arguments_of, make_config, settings_of
 from prefill_service.config import PrefillConfig
+from tests.support.command_lines import parse_line
 
-NEEDED = {"model": "tiny:llama", "listen": "127.0.0.1:0"}
+NEEDED = ("--model=tiny:llama", "--listen=127.0.0.1:0")
 
 
-@pytest.mark.parametrize("kind", [PrefillConfig, DecodeConfig])
-def test_every_field_of_a_config_has_one_flag(kind: type[flags.ServiceConfig]) -> None:
-    """No setting exists that cannot be given, and none is named twice."""
-    names = [flag.field for flag in flags.FLAGS]
-
-    assert {field.name for field in dataclasses.fields(kind)} <= set(names)
-    assert len(set(names)) == len(names)
+def parse(kind: type[ServiceConfig], *line: str, **changes: Any) -> dict[str, Any]:
+    """Return what a command with the settings of `kind` is given."""
+    return parse_line(click.command("serve")(settings_of(kind, **changes)(lambda: None)), line)
 
 
 @pytest.mark.parametrize("kind", [PrefillConfig, DecodeConfig])
-def test_defaults_of_a_config_pass_its_own_checks(kind: type[flags.ServiceConfig]) -> None:
-    """A service starts when only model and address are given."""
-    config = flags.build_config(kind, NEEDED)
+def test_a_service_starts_with_a_model_and_an_address(kind: type[ServiceConfig]) -> None:
+    """Every other setting has the default of its config, which keeps all rules."""
+    config = make_config(kind, parse(kind, *NEEDED))
 
     assert config == kind(model="tiny:llama", listen="127.0.0.1:0")
 
 
-def test_given_texts_become_typed_fields(tmp_path: Path) -> None:
-    """Each text is parsed as its field wants it; fields of other services are passed over."""
-    texts = {
-        **NEEDED,
-        "prefill": ["unix:/a.sock", "127.0.0.1:7"],
-        "slab_dir": str(tmp_path),
-        "slab_bytes": "3MiB",
-        "transfer": "whole",
-        "digest": "off",
-        "time_limit_s": "2.5",
-        "max_concurrency": "5",
-    }
+def test_flags_become_typed_fields(tmp_path: Path) -> None:
+    """Each text is read as its field wants it."""
+    line = (
+        "--prefill=unix:/a.sock", "--prefill=127.0.0.1:7", f"--slab-dir={tmp_path}", "--slab-bytes=3MiB",
+        "--transfer=whole", "--digest=off", "--time-limit-s=2.5", "--log-json",
+    )  # fmt: skip
 
-    config = flags.build_config(DecodeConfig, texts)
+    config = make_config(DecodeConfig, parse(DecodeConfig, *NEEDED, *line))
 
     assert config.prefill == ("unix:/a.sock", "127.0.0.1:7")
     assert (config.slab_dir, config.slab_bytes) == (str(tmp_path), 3 << 20)
     assert (config.transfer, config.digest) == (TransferMode.WHOLE, DigestKind.OFF)
-    assert config.time_limit_s == 2.5
+    assert (config.time_limit_s, config.log_json) == (2.5, True)
 
 
-@pytest.mark.parametrize(
-    ("texts", "refusal"),
-    [
-        ({"lanes": "0"}, "--lanes=0: must be at least 1"),
-        ({"model": "tiny:none"}, "--model=tiny:none: no such tiny model"),
-        ({"chunk_tokens": "96"}, "--chunk-tokens=96: must be a multiple of --page-tokens=64"),
-        ({"cache_tokens": "128"}, "--cache-tokens=128: must be at least --chunk-tokens=256"),
-        ({"slab_bytes": "1048577"}, "--slab-bytes=1048577: must be a multiple of 4KiB"),
-        ({"route": "remote"}, "--route=remote: needs a service"),
-        ({"prefill": ["127.0.0.1:7", "127.0.0.1:7"]}, "--prefill=127.0.0.1:7,127.0.0.1:7: must name each"),
-        (
-            {"listen": "unix:/a", "prefill": ["unix:/a"]},
-            "--prefill=unix:/a: must differ from --listen=unix:/a",
-        ),
-    ],
-)
-def test_bad_setting_is_refused_by_flag(texts: dict[str, object], refusal: str) -> None:
-    """A refusal names the flag, the text given and the rule."""
-    with pytest.raises(ConfigError) as caught:
-        flags.build_config(DecodeConfig, {**NEEDED, **texts})
+@pytest.mark.parametrize("kind", [PrefillConfig, DecodeConfig])
+def test_a_config_is_handed_on_whole(kind: type[ServiceConfig]) -> None:
+    """Another process that is given the arguments has the same config, defaults included."""
+    line = ("--prefill=unix:/a", "--prefill=unix:/b", "--digest=off") if kind is DecodeConfig else ()
+    config = make_config(kind, parse(kind, *NEEDED, "--grace-s=0.1", "--journal=/tmp/j", "--log-json", *line))
 
-    assert str(caught.value).startswith(refusal)
+    assert make_config(kind, parse(kind, *arguments_of(config))) == config
 
 
-def test_spans_need_room_between_their_limits() -> None:
-    """The smallest span a prefill service aims at never exceeds the largest it may tell."""
-    with pytest.raises(
-        ConfigError, match="--min-span-bytes=2097152: must not exceed --max-span-bytes=1048576"
-    ):
-        flags.build_config(PrefillConfig, NEEDED | {"min_span_bytes": "2MiB"})
+def test_the_environment_gives_what_no_flag_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag wins over its variable, a variable over the default; several addresses stand side by side."""
+    monkeypatch.setenv("KVSPAN_LANES", "3")
+    monkeypatch.setenv("KVSPAN_QUEUE_LIMIT", "5")
+    monkeypatch.setenv("KVSPAN_LOG_JSON", "1")
+    monkeypatch.setenv("KVSPAN_PREFILL", "unix:/a unix:/b")
+
+    given = parse(DecodeConfig, *NEEDED, "--lanes=7")
+
+    assert (given["lanes"], given["queue_limit"], given["log_json"]) == (7, 5, True)
+    assert given["prefill"] == ("unix:/a", "unix:/b")
 
 
-def test_texts_are_handed_on_only_to_services_that_have_the_field() -> None:
-    """What a pair was told reaches each service as the flags that this service has."""
-    texts = {"lanes": "3", "max_concurrency": "5", "page_tokens": "32", "prefill": ["unix:/a", "unix:/b"]}
+def test_a_command_may_leave_out_settings_and_have_defaults_of_its_own() -> None:
+    """What a pair decides by itself is no flag of it."""
+    given = parse(DecodeConfig, "--listen=unix:/s", without=("prefill",), defaults={"model": "demo"})
 
-    assert flags.arguments_of(PrefillConfig, texts) == ["--max-concurrency=5", "--page-tokens=32"]
-    assert flags.arguments_of(DecodeConfig, texts) == [
-        "--lanes=3", "--page-tokens=32", "--prefill=unix:/a", "--prefill=unix:/b",
-    ]  # fmt: skip
+    assert given["model"] == "demo"
+    assert "prefill" not in given
 
 
-def test_flags_collect_only_what_was_given() -> None:
-    """A flag that was not given leaves the default of the config alone."""
-    parser = argparse.ArgumentParser()
-    flags.add_flags(parser, DecodeConfig, without=("prefill",), defaults={"model": "demo"})
-
-    arguments = parser.parse_args(["--listen=unix:/s", "--lanes=3"])
-
-    assert flags.given_texts(arguments) == {"model": "demo", "listen": "unix:/s", "lanes": "3"}
-
-
-def test_help_tells_defaults_in_the_units_that_flags_take() -> None:
+def test_help_tells_defaults_and_bounds_in_the_units_that_flags_take() -> None:
     """Help shows what could be typed."""
-    parser = argparse.ArgumentParser(prog="kvspan")
-    flags.add_flags(parser, DecodeConfig)
+    command = click.command("serve")(settings_of(DecodeConfig)(lambda: None))
 
-    text = " ".join(parser.format_help().split())
+    text = " ".join(command.get_help(click.Context(command)).split())
 
-    assert "shared memory of one session (default: 256MiB)" in text
-    assert "(default: stream)" in text
+    assert "shared memory of one session [default: 256MiB; 1MiB<=x<=1024GiB]" in text
+    assert "[default: stream]" in text
+    assert "[default: 600; 0<x<=604800]" in text

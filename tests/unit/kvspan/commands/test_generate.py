@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from common.errors import ConfigError, QueueFull
 from kvspan import cli
 from kvspan.commands.command import EXIT_FAILED, EXIT_OK, EXIT_USAGE
-from kvspan.commands.generate import GENERATE, make_options, make_prompt
+from kvspan.commands.generate import generate as command
+from kvspan.commands.generate import make_options, make_prompt
 from kvspan.v1 import decode_pb2 as pb
 from kvspan.v1 import geometry_pb2
+from tests.support.command_lines import parse_line
 from tests.support.wire import Context, ScriptedDecode, answer_hello, serving
 
 
@@ -25,11 +27,10 @@ async def generate(servicer: ScriptedDecode, *line: str) -> int:
         return await asyncio.to_thread(cli.main, ["generate", f"--target={address}", *line])
 
 
-def parse(*line: str) -> argparse.Namespace:
-    """Return the arguments of a command line."""
-    parser = argparse.ArgumentParser()
-    GENERATE.add_arguments(parser)
-    return parser.parse_args(line)
+def parse(*line: str) -> dict[str, Any]:
+    """Return what a command line gives to the request."""
+    given = parse_line(command, line)
+    return {name: value for name, value in given.items() if name not in ("target", "as_json", "timings")}
 
 
 async def test_answer_is_printed_as_text_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,23 +130,40 @@ def test_request_has_exactly_one_prompt(line: list[str]) -> None:
         make_prompt(parse(*line), io.StringIO().read)
 
 
+def options(*line: str) -> dict[str, Any]:
+    """Return the options of a request that a command line makes."""
+    given = parse("Hi", *line)
+    make_prompt(given, io.StringIO().read)
+    return make_options(given)
+
+
 def test_options_that_were_not_given_are_left_to_the_service() -> None:
     """An absent flag is an absent field, not a default of the client."""
-    assert make_options(parse("Hi")) == {}
-    assert make_options(parse("Hi", "--timeout-s=2.5")) == {"time_limit_s": 2.5}
+    assert options() == {}
+    assert options("--timeout-s=2.5") == {"time_limit_s": 2.5}
+    assert options("--temperature=0", "--logprobs=0") == {"temperature": 0, "logprobs": 0}
 
 
 @pytest.mark.parametrize(
     ("flag", "refusal"),
     [
-        ("--top-p=1.5", "kvspan: --top-p=1.5: must be at most 1"),
-        ("--max-new-tokens=0", "kvspan: --max-new-tokens=0: must be at least 1"),
-        ("--token-ids=1,x", "kvspan: PROMPT=Hi: give either"),
-        ("--transfer=fast", "kvspan: --transfer=fast: must be one of stream, deferred, whole"),
-        ("--timeout-s=0", "kvspan: --timeout-s=0: must be above 0"),
+        ("--top-p=1.5", "Invalid value for '--top-p': 1.5 is not in the range 0<=x<=1."),
+        (
+            "--max-new-tokens=0",
+            "Invalid value for '--max-new-tokens': 0 is not in the range 1<=x<=134217728.",
+        ),
+        ("--token-ids=1", "PROMPT=Hi: give either"),
+        (
+            "--transfer=fast",
+            "Invalid value for '--transfer': 'fast' is not one of 'stream', 'deferred', 'whole'.",
+        ),
+        (
+            "--timeout-s=1e12",
+            "Invalid value for '--timeout-s': 1000000000000.0 is not in the range 0<x<=604800.",
+        ),
     ],
 )
 def test_bad_option_is_refused_by_flag(flag: str, refusal: str, capsys: pytest.CaptureFixture[str]) -> None:
     """No call is made for a value that the service could only refuse."""
     assert cli.main(["generate", "Hi", flag]) == EXIT_USAGE
-    assert capsys.readouterr().err.startswith(refusal)
+    assert capsys.readouterr().err.startswith(f"kvspan: {refusal}")

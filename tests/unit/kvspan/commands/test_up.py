@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
-import argparse
+from typing import Any
 
 import pytest
 
 from common.errors import ConfigError
-from kvspan.commands.up import UP, make_plan
+from kvspan.commands.flags import SETTINGS, flag_name
+from kvspan.commands.up import make_plan, up
+from tests.support.command_lines import parse_line
 
-PREFILL = "unix:/run/prefill.sock"
+PREFILL = "unix:/tmp/prefill.sock"
 
 
-def parse(*line: str) -> argparse.Namespace:
-    """Return the arguments of a command line."""
-    parser = argparse.ArgumentParser()
-    UP.add_arguments(parser)
-    return parser.parse_args(line)
+def parse(*line: str) -> dict[str, Any]:
+    """Return what a command line gives."""
+    return parse_line(up, ["--model=tiny:llama", "--listen=127.0.0.1:0", *line])
 
 
 def test_each_service_is_told_what_concerns_it() -> None:
-    """Shared settings reach both; decode learns where prefill listens."""
-    plan = make_plan(
-        parse("--model=tiny:llama", "--page-tokens=32", "--lanes=3", "--max-concurrency=5"), PREFILL
-    )
+    """Settings reach every service that has them, those that were not given too; decode learns of prefill."""
+    plan = make_plan(parse("--page-tokens=32", "--lanes=3", "--max-concurrency=5", "--log-json"), PREFILL)
 
-    assert set(plan.decode_command[5:]) == {
-        "--model=tiny:llama", "--listen=127.0.0.1:50051", f"--prefill={PREFILL}", "--page-tokens=32",
-        "--lanes=3", "--log-level=info",
-    }  # fmt: skip
-    assert set(plan.prefill_command[5:]) == {
-        "--model=tiny:llama", f"--listen={PREFILL}", "--page-tokens=32", "--max-concurrency=5",
-        "--log-level=info",
-    }  # fmt: skip
+    decode, prefill = set(plan.decode_command), set(plan.prefill_command)
+    assert {"--listen=127.0.0.1:0", f"--prefill={PREFILL}", "--lanes=3", "--slab-bytes=256MiB"} <= decode
+    assert {f"--listen={PREFILL}", "--max-concurrency=5", "--min-span-bytes=512KiB"} <= prefill
+    assert {"--model=tiny:llama", "--page-tokens=32", "--log-level=info", "--log-json"} <= decode & prefill
+    assert {flag_name(field) for field in SETTINGS} <= {part.partition("=")[0] for part in decode | prefill}
 
 
 def test_each_service_writes_its_own_journal() -> None:
     """Two writers would break the chain of one file."""
-    plan = make_plan(parse("--model=tiny:llama", "--journal=/tmp/run.jsonl"), PREFILL)
+    plan = make_plan(parse("--journal=/tmp/run.jsonl"), PREFILL)
 
     assert "--journal=/tmp/run.decode.jsonl" in plan.decode_command
     assert "--journal=/tmp/run.prefill.jsonl" in plan.prefill_command
@@ -45,11 +40,11 @@ def test_each_service_writes_its_own_journal() -> None:
 
 def test_child_is_killed_only_after_its_grace() -> None:
     """A service that drains within its grace is never cut."""
-    assert make_plan(parse("--model=tiny:llama", "--grace-s=33"), PREFILL).kill_after_s > 33
+    assert make_plan(parse("--grace-s=33"), PREFILL).kill_after_s > 33
 
 
-@pytest.mark.parametrize("flag", ["--lanes=0", "--max-concurrency=0", "--chunk-tokens=65"])
+@pytest.mark.parametrize("flag", ["--chunk-tokens=65", "--min-span-bytes=2MiB", "--model=/no/such/folder"])
 def test_what_either_service_would_refuse_is_refused_before_both(flag: str) -> None:
     """No process is started for a setting that ends one of them."""
     with pytest.raises(ConfigError):
-        make_plan(parse("--model=tiny:llama", flag), PREFILL)
+        make_plan(parse(flag), PREFILL)

@@ -1,0 +1,61 @@
+"""What this host does not allow is found before a model is read."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import ConfigError
+from common.preflight import check_host
+from decode_service.config import DecodeConfig
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> DecodeConfig:
+    """A config that this host allows."""
+    return DecodeConfig(model="tiny:llama", listen=f"unix:{tmp_path}/s", slab_dir=str(tmp_path))
+
+
+def test_what_is_there_is_accepted(config: DecodeConfig, tmp_path: Path) -> None:
+    """The journal may be there or not, the socket not yet."""
+    (tmp_path / "old.jsonl").touch()
+
+    for journal in ("", f"{tmp_path}/old.jsonl", f"{tmp_path}/new.jsonl"):
+        check_host(replace(config, journal=journal))
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        ({"model": "/no/such/folder"}, "model=/no/such/folder: no such folder"),
+        ({"slab_dir": "/no/such/folder"}, "slab_dir=/no/such/folder: is not a directory"),
+        (
+            {"journal": "/no/such/folder/j"},
+            "journal=/no/such/folder/j: lies in /no/such/folder, which is not a",
+        ),
+        ({"journal": "/tmp"}, "journal=/tmp: is a directory"),
+        (
+            {"listen": "unix:/no/such/folder/s"},
+            "listen=unix:/no/such/folder/s: directory /no/such/folder does",
+        ),
+    ],
+)
+def test_what_is_missing_is_named(config: DecodeConfig, changes: dict[str, Any], refusal: str) -> None:
+    """A typing error in a path costs no loading."""
+    with pytest.raises(ConfigError) as caught:
+        check_host(replace(config, **changes))
+
+    assert str(caught.value).startswith(refusal)
+
+
+def test_a_port_that_is_taken_is_found_without_a_model(config: DecodeConfig) -> None:
+    """The address is looked at first, not after seconds of loading."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+
+        with pytest.raises(ConfigError, match=f"listen={address}: cannot listen: Address already in use"):
+            check_host(replace(config, listen=address))
