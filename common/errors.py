@@ -34,6 +34,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, dataclass_transform
 
 from common.excerpt import excerpt
+from common.facts import Difference as Difference
+from common.facts import Violation as Violation
 
 
 class Blame(enum.Enum):
@@ -41,18 +43,6 @@ class Blame(enum.Enum):
 
     LOCAL = "local"
     REMOTE = "remote"
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One field on which two peers disagree, with both values as text."""
-
-    field: str
-    decode_value: str
-    prefill_value: str
-
-    def __str__(self) -> str:
-        return f"{self.field}: decode {self.decode_value}, prefill {self.prefill_value}"
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
@@ -323,17 +313,6 @@ class ShuttingDown(PeerError, code="SHUTTING_DOWN"):
     """This service is shutting down and takes no new work."""
 
     blame = Blame.LOCAL
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One field of a request that is wrong, and what would be right."""
-
-    field: str
-    problem: str
-
-    def __str__(self) -> str:
-        return f"{self.field}: {self.problem}"
 
 
 class RequestError(KVSpanError, code="REQUEST_INVALID"):
