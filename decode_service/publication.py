@@ -39,7 +39,7 @@ class FinishedPrefill(Protocol):
 def publish(
     reservation: Reservation,
     prefill: FinishedPrefill,
-    generation: Answer,
+    answer: Answer,
     prompt_len: int,
     on_published: Callable[[Reservation], None] = lambda _: None,
 ) -> Sequence:
@@ -57,4 +57,4 @@ def publish(
     on_published(reservation)
     prefill.settle()
     reservation.drop(Holder.CLIENT)
-    return Sequence(reservation, generation, prompt_len, logits_V)
+    return Sequence(reservation, answer, prompt_len, logits_V)

@@ -79,22 +79,6 @@ def describe(config: PreTrainedConfig, dtype: DType, page_tokens: int) -> KVGeom
     return KVGeometry(layers, page_tokens, int(decoder.vocab_size))
 
 
-def kv_owners(config: PreTrainedConfig) -> tuple[int | None, ...]:
-    """Return, for every model layer, the layer whose KV it reads: itself, a sharing partner, or none.
-
-    A layer that shares reads what the marked layer of its own type stored.
-    """
-    decoder = text_config(config)
-    layer_types = _layer_types(decoder)
-    modes = getattr(decoder, "kv_sharing_modes", None) or [None] * len(layer_types)
-    declared = getattr(decoder, "layer_types", None) or layer_types
-    stores = {declared[index]: index for index, mode in enumerate(modes) if mode == "store"}
-    return tuple(
-        index if layer_types[index] != _OWNS_NONE else stores.get(declared[index]) if mode else None
-        for index, mode in enumerate(modes)
-    )
-
-
 def check_against(model: PreTrainedModel, geometry: KVGeometry) -> None:
     """Run two tokens through a loaded model and compare its cache and logits with the geometry.
 

@@ -22,28 +22,22 @@ class StopMatcher:
         self._stops = tuple(stops)
         self._longest = max(map(len, stops), default=0)
         self._held = ""
-        """Invariant: a proper beginning of a stop string, or empty; empty once matched."""
-        self._matched: str | None = None
-
-    @property
-    def matched(self) -> str | None:
-        """The stop string that ended the text, if one did."""
-        return self._matched
+        # Invariant: a proper beginning of a stop string, or empty; empty once stopped.
+        self._is_stopped = False
 
     @property
     def is_stopped(self) -> bool:
         """Whether a stop string has ended the text."""
-        return self._matched is not None
+        return self._is_stopped
 
     def push(self, delta: str) -> str:
         """Take more text and return what may be shown; nothing after a match."""
-        if self.is_stopped:
+        if self._is_stopped:
             return ""
         text = self._held + delta
-        match = self._first_match(text)
-        if match is not None:
-            start, self._matched = match
-            self._held = ""
+        start = self._first_match(text)
+        if start is not None:
+            self._is_stopped, self._held = True, ""
             return text[:start]
         held_len = self._beginning_len(text)
         self._held = text[len(text) - held_len :]
@@ -54,13 +48,11 @@ class StopMatcher:
         text, self._held = self._held, ""
         return text
 
-    def _first_match(self, text: str) -> tuple[int, str] | None:
+    def _first_match(self, text: str) -> int | None:
+        """Return where the stop string begins that is complete first, the longest of several."""
         found = [(text.find(stop), stop) for stop in self._stops]
-        complete = [(start + len(stop), start, stop) for start, stop in found if start >= 0]
-        if not complete:
-            return None
-        _, start, stop = min(complete)
-        return start, stop
+        complete = [(start + len(stop), start) for start, stop in found if start >= 0]
+        return min(complete)[1] if complete else None
 
     def _beginning_len(self, text: str) -> int:
         lengths = range(min(self._longest - 1, len(text)), 0, -1)

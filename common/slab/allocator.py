@@ -56,14 +56,8 @@ class AllocatorStatistics:
 
     leased_bytes: int
     free_bytes: int
-    largest_gap_bytes: int
-    """The largest slot that can be leased now."""
-
     capacity_bytes: int
     """The largest slot that can be leased when nothing is held."""
-
-    total_leases: int
-    """Since the start."""
 
 
 class SlotAllocator:
@@ -82,7 +76,6 @@ class SlotAllocator:
         # Invariant: ids below len(_generations) are either leased or in the heap _free_ids.
         self._generations: list[int] = []
         self._free_ids: list[int] = []
-        self._total_leases = 0
 
     @property
     def capacity_bytes(self) -> int:
@@ -109,7 +102,6 @@ class SlotAllocator:
         slot_id = self._take_id()
         slot = Slot(slot_id, self._generations[slot_id], gap.start, needed)
         self._leased[slot_id] = slot
-        self._total_leases += 1
         return slot
 
     def release(self, slot: Slot) -> None:
@@ -137,9 +129,7 @@ class SlotAllocator:
             num_leased=len(self._leased),
             leased_bytes=len(self._area) - free_bytes,
             free_bytes=free_bytes,
-            largest_gap_bytes=self._largest_gap(),
             capacity_bytes=len(self._area),
-            total_leases=self._total_leases,
         )
 
     def check_integrity(self) -> None:

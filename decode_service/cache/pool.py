@@ -20,8 +20,6 @@ class PoolStatistics:
 
     total: int
     free: int
-    free_runs: int
-    """Runs of adjacent free pages; 1 when nothing is fragmented."""
 
 
 class PagePool:
@@ -71,7 +69,7 @@ class PagePool:
 
     def statistics(self) -> PoolStatistics:
         """Return the counts now."""
-        return PoolStatistics(self._num_pages, self.num_free, len(self._free.ranges))
+        return PoolStatistics(self._num_pages, self.num_free)
 
     def check_integrity(self) -> None:
         """Raise `InvariantViolation` unless taken and free pages make up the pool."""

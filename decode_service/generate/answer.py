@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class FinishReason(enum.Enum):
-    """Why a generation ended."""
+    """Why an answer ended."""
 
     STOP = "stop"
     """A stop id, an end-of-sequence token or a stop string."""
@@ -57,16 +57,6 @@ class Answer:
     def request_id(self) -> str:
         """Id of the request that is answered."""
         return self._request.request_id
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the last token has been generated."""
-        return self._finish is not None
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens generated."""
-        return self._num_tokens
 
     def accept(self, logits_V: Tensor) -> TokenEvent:
         """Sample the next token from float32 logits [vocabulary] and tell what it means."""

@@ -22,10 +22,10 @@ class Sequence:
     """A lane's content: pages, the next token and its position."""
 
     def __init__(
-        self, reservation: Reservation, generation: Answer, prompt_len: int, first_logits_V: Tensor
+        self, reservation: Reservation, answer: Answer, prompt_len: int, first_logits_V: Tensor
     ) -> None:
         self._reservation = reservation
-        self._generation = generation
+        self._answer = answer
         self._position = prompt_len
         # Invariant: position of the token that the next step feeds; all earlier ones have KV in the pages.
         self._next_token = -1
@@ -37,11 +37,11 @@ class Sequence:
     @property
     def request_id(self) -> str:
         """Whose tokens these are, for the log."""
-        return self._generation.request_id
+        return self._answer.request_id
 
     def first(self) -> TokenEvent:
         """Sample the first token from the handed-over logits; no decode step is needed for it."""
-        event = self._generation.accept(self._first_logits_V)
+        event = self._answer.accept(self._first_logits_V)
         self._next_token = event.sampled.token_id
         return event
 
@@ -52,7 +52,7 @@ class Sequence:
 
     def accept(self, logits_V: Tensor) -> TokenEvent:
         """Take the logits that the step computed for this lane."""
-        event = self._generation.accept(logits_V)
+        event = self._answer.accept(logits_V)
         self._next_token = event.sampled.token_id
         self._position += 1
         return event

@@ -18,10 +18,10 @@ from typing import Any
 
 from common.wire.channel import make_channel
 from common.wire.failure import RemoteFailure
-from common.wire.health import is_serving
 from kvspan.client import AsyncClient
 from kvspan.v1 import decode_pb2 as pb
 from tests.faults.processes import Nursery, Process, eventually
+from tests.support.wire import is_serving
 
 LAYOUTS = {"pair": (1, 1), "peers": (2, 1), "fleet": (1, 2), "hostile": (1, 1)}
 """Number of prefill and of decode services."""

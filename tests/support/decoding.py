@@ -62,11 +62,11 @@ def logits_of(token_id: int) -> Tensor:
     return torch.from_numpy(one_hot(VOCAB_SIZE, token_id))
 
 
-def generate(generation: Answer, token_ids: Tokens[int]) -> list[TokenEvent]:
-    """Feed tokens until the generation ends."""
+def generate(answer: Answer, token_ids: Tokens[int]) -> list[TokenEvent]:
+    """Feed tokens until the answer ends."""
     events = []
     for token_id in token_ids:
-        events.append(generation.accept(logits_of(token_id)))
+        events.append(answer.accept(logits_of(token_id)))
         if events[-1].finish:
             break
     return events

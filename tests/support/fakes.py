@@ -92,7 +92,7 @@ class CountingBackend:
     """A `DecodeBackend` that follows each token with the next number."""
 
     def __init__(self, geometry: KVGeometry, max_lanes: int = 5) -> None:
-        self._description = BackendDescription("counting", geometry, max_lanes, True, ())
+        self._description = BackendDescription("counting", geometry, max_lanes, ())
         self.batches: list[tuple[LaneStep, ...]] = []
         """Every step's lanes, those of a step that failed included."""
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from common.kv.digest import DigestKind
 from common.kv.plan import SpanGranularity
@@ -23,6 +24,7 @@ from common.session.messages import (
     VersionRange,
     Welcome,
 )
+from common.wire.failure import remote_failure
 from common.wire.server import Server, make_server
 from kvspan.v1 import decode_pb2, decode_pb2_grpc
 from tests.support.factories import make_hybrid_geometry
@@ -150,3 +152,16 @@ async def serving(
         await server.start()
         await server.mark_serving()
         yield server, bound
+
+
+async def is_serving(channel: grpc.aio.Channel, service: str = "", *, time_limit_s: float = 5.0) -> bool:
+    """Ask once for the health of a service by its full name, or of the process.
+
+    Raises: `RemoteFailure` when nobody answers or the service is not known there.
+    """
+    request = health_pb2.HealthCheckRequest(service=service)
+    try:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=time_limit_s)
+    except grpc.RpcError as error:
+        raise remote_failure(error) from error
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

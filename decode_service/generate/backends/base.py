@@ -36,9 +36,6 @@ class BackendDescription:
     geometry: KVGeometry
     max_lanes: int
 
-    imports_while_decoding: bool
-    """Whether pages of other sequences may be written during a step."""
-
     numerics: tuple[str, ...]
     """What decides the bits of the logits."""
 

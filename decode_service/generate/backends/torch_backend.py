@@ -51,7 +51,6 @@ class TorchBackend:
             name="torch",
             geometry=geometry,
             max_lanes=max_lanes,
-            imports_while_decoding=True,
             numerics=numerics,
         )
         self._groups = geometry.groups

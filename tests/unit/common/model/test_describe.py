@@ -32,7 +32,7 @@ from transformers import (
 
 from common.errors import UnsupportedModel
 from common.kv.geometry import DType, GroupGeometry, LayerGeometry
-from common.model.describe import check_against, describe, kv_owners
+from common.model.describe import check_against, describe
 from common.model.source import TinyFamily
 from common.model.tiny import make_tiny, tiny_config, tiny_gemma3_config
 
@@ -111,16 +111,10 @@ def test_layers_of_different_head_sizes_form_groups() -> None:
 
 
 def test_layers_that_share_kv_own_none() -> None:
-    """A sharing layer is not listed, and reads the last listed layer of its own type."""
+    """A sharing layer is not listed."""
     config = make_sharing_config()
 
     assert [layer.layer_index for layer in describe(config, DType.FLOAT32, 16).layers] == [0, 1, 2, 3]
-    assert kv_owners(config) == (0, 1, 2, 3, 2, 3)
-
-
-def test_every_layer_reads_itself_when_nothing_is_shared() -> None:
-    """Without sharing each layer is the owner of what it reads."""
-    assert kv_owners(tiny_config(TinyFamily.QWEN3)) == (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize(

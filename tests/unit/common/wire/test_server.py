@@ -14,9 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-un
 
 from common.errors import ConfigError
 from common.wire.channel import make_channel
-from common.wire.health import is_serving
 from common.wire.server import make_server
-from tests.support.wire import DECODE_SERVICE, ScriptedDecode, answer_hello, serving
+from tests.support.wire import DECODE_SERVICE, ScriptedDecode, answer_hello, is_serving, serving
 
 TOOLS = Path(sys.executable).parent
 

