@@ -9,7 +9,7 @@
         LocalProtocolError         we would have
         RemoteProtocolError        the peer did
       CapacityError                full now; try again
-        SlabExhausted  PagesExhausted  QueueFull
+        SlabExhausted  PagesExhausted  QueueFull  CallsExhausted
       TransferError                one transfer is lost, no other is touched
         StaleGeneration  SpanOutOfRange  SpanOverlap  ChecksumMismatch
         CoverageIncomplete  TotalsMismatch  LogitsInvalid  PrefillFailed
@@ -203,6 +203,10 @@ class QueueFull(CapacityError, code="QUEUE_FULL"):
         super().__init__(1, 0, f"places in the queue of {limit}")
 
 
+class CallsExhausted(CapacityError, code="CALLS_EXHAUSTED"):
+    """As many calls of a method are open as this service takes; nothing of this one was read."""
+
+
 class TransferError(KVSpanError, code="TRANSFER_FAILED"):
     """One transfer failed and publishes nothing; its neighbours are untouched."""
 
@@ -355,8 +359,9 @@ class Cancelled(RequestError, code="REQUEST_CANCELLED"):
 class DeadlineExceeded(RequestError, code="DEADLINE_EXCEEDED"):
     """The request did not end within its time limit."""
 
-    text = "not finished within {limit_s:.1f} s"
+    text = "{problem} within {limit_s:.1f} s"
     limit_s: float
+    problem: str = "not finished"
 
 
 class EngineError(KVSpanError, code="ENGINE_ERROR"):

@@ -58,6 +58,11 @@ logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "kvspan.v1.DecodeService"
 
+GENERATE = f"/{SERVICE_NAME}/Generate"
+
+SPARE_CALLS = 16
+"""Calls beyond lanes and queue: those that are read, that are told their end, or that will be refused."""
+
 CUT_S = 2.0
 """How long calls that were cut may take to tell their clients."""
 
@@ -225,7 +230,8 @@ class DecodeService:
     async def _open(self) -> str:
         self._journal.service_started(self._loaded.identity.geometry, self._loaded.num_pages)
         self._prepare_slab_dir()
-        self._server = make_server([SERVICE_NAME], on_invariant=self.break_off)
+        calls = self._config.lanes + self._config.queue_limit + SPARE_CALLS
+        self._server = make_server([SERVICE_NAME], limits={GENERATE: calls}, on_invariant=self.break_off)
         servicer = self._servicer = DecodeServicer(
             self._core, self._make_reader(), self._make_reporter(), self._clock
         )

@@ -1,4 +1,4 @@
-"""The path of one request through the service: admitted, prefilled, published, decoded, given back.
+"""The path of one request through the service: read, admitted, prefilled, published, decoded, given back.
 
 Theory of operation: `generate` is one coroutine per request and reads as its life. Whatever ends it (success,
 error, cancel, deadline), leaving it drops the CLIENT hold, stops what still runs for it, and returns at
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -44,6 +44,8 @@ from decode_service.request import Request, Route
 
 logger = logging.getLogger(__name__)
 
+Read = Callable[[], Awaitable[Request]]
+"""Turns what a client sent into a request, or raises what is wrong with it."""
 
 LATE_TOLERANCE_S = 0.05
 """A client's library ends its call at the same deadline, and its word may be here a moment before."""
@@ -84,6 +86,9 @@ class RequestCounts:
     """Turned away before anything was held."""
 
     live: int = 0
+    reading: int = 0
+    """Of the live ones those that are still read: they hold nothing, and shutting down waits for them too."""
+
     prompts_remote: int = 0
     prompts_local: int = 0
     retried: int = 0
@@ -132,11 +137,6 @@ class DecodeCore:
         for peer in self._owners.router.peers:
             peer.check_integrity()
 
-    def count_refused(self) -> None:
-        """Count a request that was refused before it came here."""
-        self._counts.submitted += 1
-        self._counts.refused += 1
-
     def shut_down(self) -> None:
         """Refuse new requests from now on."""
         self._is_shutting_down = True
@@ -150,22 +150,23 @@ class DecodeCore:
             return False
         return True
 
-    async def generate(self, request: Request, timeline: Timeline) -> AsyncGenerator[list[TokenEvent]]:
-        """Yield the tokens of a request as they come, at least one at a time.
+    async def generate(self, read: Read, timeline: Timeline) -> AsyncGenerator[list[TokenEvent]]:
+        """Yield the tokens of the request that `read` returns as they come, at least one at a time.
 
         Raises: the error that ended it. Nothing stays held when this ends, but what cannot be taken back
         yet, which comes back on its own.
         """
         self._enter()
-        outcome = "failed"
+        request, outcome = None, "failed"
         try:
+            request = await self._read(read)
             async with aclosing(self._run(request, timeline)) as lists:
                 async for events in lists:
                     yield events
             outcome = "finished"
             self._owners.router.observe(request, timeline)
         except (asyncio.CancelledError, GeneratorExit):
-            outcome = "failed" if self._is_late(request, timeline) else "cancelled"
+            outcome = self._given_up(request, timeline)
             raise
         except KVSpanError:
             outcome = "failed" if timeline.reserved_ns else "refused"
@@ -173,10 +174,21 @@ class DecodeCore:
         finally:
             self._leave(request, outcome)
 
-    async def _run(self, request: Request, timeline: Timeline) -> AsyncGenerator[list[TokenEvent]]:
-        """Publish one request and decode it."""
+    async def _read(self, read: Read) -> Request:
+        """Return a request once it is read; nobody reads for a service that ends."""
         if self._is_shutting_down:
             raise ShuttingDown("the decode service is shutting down")
+        self._counts.reading += 1
+        try:
+            request = await read()
+        finally:
+            self._counts.reading -= 1
+        if self._is_shutting_down:
+            raise ShuttingDown("the decode service is shutting down")
+        return request
+
+    async def _run(self, request: Request, timeline: Timeline) -> AsyncGenerator[list[TokenEvent]]:
+        """Publish one request and decode it."""
         request = self._owners.router.resolve(request)
         sequence = await self._publish_somewhere(request, timeline)
         try:
@@ -306,17 +318,20 @@ class DecodeCore:
         else:
             granted.set_result(grant)
 
-    def _is_late(self, request: Request, timeline: Timeline) -> bool:
-        """Tell whether the time limit has passed, which is no wish of the client."""
+    def _given_up(self, request: Request | None, timeline: Timeline) -> str:
+        """Return how a request counts whose call was cancelled; a time limit is no wish of the client."""
+        if request is None:
+            return "refused"
         limit_s = request.time_limit_s - LATE_TOLERANCE_S
-        return self._owners.clock.now_ns() - timeline.arrived_ns >= limit_s * 1e9
+        is_late = self._owners.clock.now_ns() - timeline.arrived_ns >= limit_s * 1e9
+        return "failed" if is_late else "cancelled"
 
     def _enter(self) -> None:
         self._counts.submitted += 1
         self._counts.live += 1
         self._idle.clear()
 
-    def _leave(self, request: Request, outcome: str) -> None:
+    def _leave(self, request: Request | None, outcome: str) -> None:
         counts = self._counts
         counts.live -= 1
         counts.finished += outcome == "finished"
@@ -325,5 +340,7 @@ class DecodeCore:
         counts.refused += outcome == "refused"
         if not counts.live:
             self._idle.set()
+        if request is None:
+            return
         fields = log_fields(request_id=request.request_id, outcome=outcome, tokens=request.prompt_len)
         logger.info("request.ended", extra=fields)

@@ -50,6 +50,9 @@ logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "kvspan.v1.PrefillService"
 
+MAX_SESSIONS = 32
+"""Decode services at the same time; each has a stream and a slab that is mapped here."""
+
 LAST_WORDS_S = 2.0
 """How long a service that shuts down may take to say what its sessions still have to hear."""
 
@@ -124,7 +127,8 @@ class PrefillService:
     async def start(self) -> str:
         """Bind, serve and return the address."""
         self._journal.service_started(self._offer.identity.geometry)
-        self._server = make_server([SERVICE_NAME], on_invariant=self.break_off)
+        limits = {f"/{SERVICE_NAME}/Transfer": MAX_SESSIONS}
+        self._server = make_server([SERVICE_NAME], limits=limits, on_invariant=self.break_off)
         transfer_pb2_grpc.add_PrefillServiceServicer_to_server(self._servicer, self._server.grpc)
         address = self._server.listen(self._config.listen)
         self._engine_task = asyncio.create_task(

@@ -1,6 +1,8 @@
-"""Every error of a handler becomes a status with details: the one place where calls fail.
+"""The life of a call: counted, read within a limit, answered, and ended with a status whatever happened.
 
-Theory of operation: the interceptor wraps each asyncio handler. What a handler raises ends its call:
+Theory of operation: every asyncio handler is wrapped as one of a stream of requests, because grpc reads the
+one request of any other kind before it calls the handler. So a call is counted first (`call_limits.py`), and
+only one that may be open is read, within READ_LIMIT_S. What its handler raises ends it:
 
     KVSpanError, RemoteFailure    its own status (`status.py`)
     bytes that are no message     the same (`decoding.py`)
@@ -8,10 +10,14 @@ Theory of operation: the interceptor wraps each asyncio handler. What a handler 
     CancelledError                passes when the call itself was cancelled; else some inner task was, which
                                   grpc would not tell the client: INTERNAL
     a failed read or write        the call has ended already; its handler ends as if cancelled
-    anything else                 INTERNAL without its text, logged with a traceback
+    anything else                 INTERNAL without its text, logged with a traceback and counted; so does a
+                                  panic of native code, which is no `Exception`
 
 A generator is driven here rather than by grpc: when a client cancels while a message is on its way, grpc
 would leave the generator suspended until it is collected, with all it holds.
+
+Ownership: nothing of a request outlives its call. An exception holds the frames that it passed, a future in
+one of these holds the exception, and the collector is slow to find such a circle: so tracebacks are dropped.
 
 Handlers of other libraries that run on threads are left as they are.
 """
@@ -22,16 +28,26 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
 
-from common.errors import InvariantViolation, KVSpanError
+from common.errors import (
+    CallsExhausted,
+    DeadlineExceeded,
+    InvalidRequest,
+    InvariantViolation,
+    KVSpanError,
+    Violation,
+)
+from common.runtime.tracebacks import drop_tracebacks
 from common.telemetry.logging import log_fields
 from common.wire import decoding
+from common.wire.call_limits import CallLimits
 from common.wire.failure import RemoteFailure
-from common.wire.status import abort, code_of
+from common.wire.status import code_of, set_status
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +55,26 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 OnInvariant = Callable[[InvariantViolation], None]
 
+READ_LIMIT_S = 10.0
+"""Seconds in which a client has to send a request, or the next one of a stream without a limit of its own."""
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps handlers so that what they raise ends their call with its status."""
 
-    def __init__(self, on_invariant: OnInvariant | None = None) -> None:
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """A handler as it was registered."""
+
+    name: str
+    handler: MethodHandler
+    behavior: Callable[..., Any]
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps handlers so that their calls are bounded, and end with the status of what they raise."""
+
+    def __init__(self, limits: CallLimits, on_invariant: OnInvariant | None = None) -> None:
+        self._limits = limits
         self._on_invariant = on_invariant
+        self._num_broken = 0
 
     async def intercept_service(
         self,
@@ -53,88 +83,99 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     ) -> MethodHandler | None:
         """Return the handler of a call, wrapped."""
         handler = await continuation(handler_call_details)
-        if handler is None:
+        behavior = None if handler is None else _behavior(handler)
+        if handler is None or behavior is None:
             return handler
-        if handler.response_streaming:
-            return self._wrap_stream(handler, handler_call_details.method)
-        return self._wrap_unary(handler, handler_call_details.method)
+        method = _Method(handler_call_details.method, handler, behavior)
 
-    def _wrap_unary(self, handler: MethodHandler, method: str) -> MethodHandler:
-        behavior = handler.stream_unary if handler.request_streaming else handler.unary_unary
-        if not inspect.iscoroutinefunction(behavior):
-            return handler
+        async def wrapped(requests: AsyncIterator[Any], context: Context) -> None:
+            await self._run(method, requests, context)
 
-        async def wrapped(request: object, context: Context) -> object:
-            async with self._failing(context, method):
-                return await behavior(_decoded(request), context)
+        return grpc.stream_stream_rpc_method_handler(wrapped, _parser(handler), handler.response_serializer)
 
-        make = (
-            grpc.stream_unary_rpc_method_handler
-            if handler.request_streaming
-            else grpc.unary_unary_rpc_method_handler
-        )
-        return make(wrapped, _parser(handler), handler.response_serializer)
-
-    def _wrap_stream(self, handler: MethodHandler, method: str) -> MethodHandler:
-        behavior = handler.stream_stream if handler.request_streaming else handler.unary_stream
-        if inspect.isasyncgenfunction(behavior):
-            wrapped = self._wrap_generator(behavior, method)
-        elif inspect.iscoroutinefunction(behavior):
-            wrapped = self._wrap_writer(behavior, method)
-        else:
-            return handler
-        make = (
-            grpc.stream_stream_rpc_method_handler
-            if handler.request_streaming
-            else grpc.unary_stream_rpc_method_handler
-        )
-        return make(wrapped, _parser(handler), handler.response_serializer)
-
-    def _wrap_generator(self, behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
-        def answer(request: object, context: Context) -> Any:
-            return behavior(_decoded(request), context)
-
-        async def wrapped(request: object, context: Context) -> None:
-            async with self._failing(context, method), aclosing(answer(request, context)) as responses:
-                await _begin(context)
-                async for response in responses:
-                    await context.write(response)
-
-        return wrapped
-
-    def _wrap_writer(self, behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
-        async def wrapped(request: object, context: Context) -> None:
-            async with self._failing(context, method):
-                await _begin(context)
-                await behavior(_decoded(request), context)
-
-        return wrapped
-
-    @asynccontextmanager
-    async def _failing(self, context: Context, method: str) -> AsyncIterator[None]:
-        """End the call with the status of what the body raises."""
+    async def _run(self, method: _Method, requests: AsyncIterator[Any], context: Context) -> None:
+        """Answer a call and end it; this frame may be held by exceptions, so it holds no request."""
         try:
-            yield
-        except grpc.aio.AbortError:
+            with self._limits.open(method.name):
+                await _answer(method, requests, context)
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
-        except grpc.aio.InternalError as error:
-            raise asyncio.CancelledError("the call ended while a message was on its way") from error
-        except (KVSpanError, RemoteFailure) as error:
-            logger.info("call.failed", extra=log_fields(method=method, code=code_of(error).name, error=error))
-            await abort(context, error)
-        except InvariantViolation as error:
-            logger.critical("invariant.violated", extra=log_fields(method=method), exc_info=True)
-            if self._on_invariant is not None:
-                self._on_invariant(error)
-            await abort(context, error)
-        except asyncio.CancelledError as error:
-            if _call_was_cancelled(context):
+        except BaseException as error:
+            # grpc compares an `AbortError`, which handlers of other libraries raise, with its own.
+            passes = _was_cancelled(error) or isinstance(error, grpc.aio.AbortError)
+            has_ended = _has_ended(error)
+            if not passes and not has_ended:
+                self._log(method.name, error)
+                set_status(context, error)
+            drop_tracebacks(error)
+            if passes:
                 raise
-            logger.exception("call.broken", extra=log_fields(method=method))
-            await abort(context, error)
-        except Exception as error:
-            logger.exception("call.broken", extra=log_fields(method=method))
-            await abort(context, error)
+            if has_ended:
+                raise asyncio.CancelledError("the call ended while a message was on its way") from None
+
+    def _log(self, method: str, error: BaseException) -> None:
+        """Log how a call ended, as loud as it deserves; tell the service of a broken invariant."""
+        match error:
+            case CallsExhausted():
+                if self._limits.num_refused(method) == 1:
+                    logger.warning("calls.exhausted", extra=log_fields(method=method, error=error))
+            case KVSpanError() | RemoteFailure():
+                fields = log_fields(method=method, code=code_of(error).name, error=error)
+                logger.info("call.failed", extra=fields)
+            case InvariantViolation():
+                logger.critical("invariant.violated", extra=log_fields(method=method), exc_info=error)
+                if self._on_invariant is not None:
+                    self._on_invariant(error)
+            case _:
+                self._num_broken += 1
+                fields = log_fields(method=method, broken_calls=self._num_broken)
+                logger.error("call.broken", extra=fields, exc_info=error)
+
+
+async def _answer(method: _Method, requests: AsyncIterator[Any], context: Context) -> None:
+    """Read what the client asks and write what the handler answers."""
+    handler, behavior = method.handler, method.behavior
+    asked = _limited(requests) if handler.request_streaming else await _read(context)
+    if not handler.response_streaming:
+        await context.write(await behavior(asked, context))
+        return
+    await _begin(context)
+    if inspect.iscoroutinefunction(behavior):
+        await behavior(asked, context)
+        return
+    async with aclosing(behavior(asked, context)) as responses:
+        async for response in responses:
+            await context.write(response)
+
+
+async def _read(context: Context) -> object:
+    """Return the one request of a call.
+
+    Raises: `DeadlineExceeded` when it is not sent in time, `InvalidRequest` when there is none.
+    """
+    try:
+        async with asyncio.timeout(READ_LIMIT_S):
+            request = await context.read()
+    except TimeoutError:
+        raise DeadlineExceeded(READ_LIMIT_S, "no request was sent") from None
+    if request is grpc.aio.EOF:
+        raise InvalidRequest([Violation("request", "the call has none")])
+    if isinstance(request, decoding.Undecodable):
+        raise request.error
+    return request
+
+
+async def _limited(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """Yield the requests of a stream that is iterated; one that reads its context sets limits of its own."""
+    while True:
+        try:
+            async with asyncio.timeout(READ_LIMIT_S):
+                request = await anext(requests, grpc.aio.EOF)
+        except TimeoutError:
+            raise DeadlineExceeded(READ_LIMIT_S, "no further request was sent") from None
+        if request is grpc.aio.EOF:
+            return
+        yield request
 
 
 async def _begin(context: Context) -> None:
@@ -146,19 +187,26 @@ async def _begin(context: Context) -> None:
     await context.send_initial_metadata(())
 
 
+def _behavior(handler: MethodHandler) -> Callable[..., Any] | None:
+    """Return the function of a handler if it runs on the event loop."""
+    kinds = (handler.unary_unary, handler.unary_stream, handler.stream_unary, handler.stream_stream)
+    behavior = next((kind for kind in kinds if kind is not None), None)
+    is_ours = inspect.iscoroutinefunction(behavior) or inspect.isasyncgenfunction(behavior)
+    return behavior if is_ours else None
+
+
 def _parser(handler: MethodHandler) -> decoding.Deserializer | None:
     guard = decoding.of_stream if handler.request_streaming else decoding.of_request
     return guard(handler.request_deserializer)
 
 
-def _decoded(request: object) -> object:
-    """Return the request, or the iterator of them; raises what kept it from being parsed."""
-    if isinstance(request, decoding.Undecodable):
-        raise request.error
-    return request
+def _has_ended(error: BaseException) -> bool:
+    """Tell whether a read or write failed because the call, or its server, is over."""
+    is_of_library = isinstance(error, grpc.aio.BaseError)
+    return is_of_library and not isinstance(error, grpc.aio.UsageError | grpc.aio.AbortError)
 
 
-def _call_was_cancelled(context: Context) -> bool:
+def _was_cancelled(error: BaseException) -> bool:
     """Tell whether the client or the server ended the call, rather than something inside the handler."""
     task = asyncio.current_task()
-    return context.cancelled() or (task is not None and task.cancelling() > 0)
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

@@ -12,7 +12,7 @@ context manager, which stops it without waiting.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +28,15 @@ from grpc_reflection.v1alpha import (  # type: ignore[import-untyped]
 
 from common.errors import ConfigError
 from common.wire.address import TCPAddress, UnixAddress, check_free, parse_address
-from common.wire.interceptor import ErrorInterceptor, OnInvariant
+from common.wire.call_limits import CallLimits
+from common.wire.interceptor import CallInterceptor, OnInvariant
+from common.wire.library_log import quiet_meetings
+
+MAX_STREAMS = 1024
+"""Calls of one connection; a client keeps the next one until another has ended."""
+
+MAX_PENDING_CALLS = 100_000
+"""Calls that have arrived and whose handler was not looked for; they wait for a turn of the loop."""
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # A second server on the same port must fail, not share its connections.
@@ -37,6 +45,11 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
+    # Above these numbers the library ends calls of its own choice, other clients' too, with CANCELLED. To
+    # refuse is our part (`call_limits.py`), and one connection has streams enough to be told of it.
+    ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
 )
 
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
@@ -56,10 +69,11 @@ class Server:
         self,
         services: Sequence[str],
         *,
-        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        limits: Mapping[str, int] | None = None,
         on_invariant: OnInvariant | None = None,
     ) -> None:
-        chain = [*interceptors, ErrorInterceptor(on_invariant)]
+        quiet_meetings()
+        chain = [CallInterceptor(CallLimits(limits), on_invariant)]
         self.grpc: grpc.aio.Server = grpc.aio.server(interceptors=chain, options=SERVER_OPTIONS)
         """Where servicers are added."""
 
@@ -144,11 +158,11 @@ class Server:
 def make_server(
     services: Sequence[str],
     *,
-    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    limits: Mapping[str, int] | None = None,
     on_invariant: OnInvariant | None = None,
 ) -> Server:
-    """Return a server for the services with these full names; `interceptors` see calls first."""
-    return Server(services, interceptors=interceptors, on_invariant=on_invariant)
+    """Return a server for the services with these full names; `limits` are those of `CallLimits`."""
+    return Server(services, limits=limits, on_invariant=on_invariant)
 
 
 def _add_reflection(services: Sequence[str], server: grpc.aio.Server) -> None:

@@ -22,7 +22,7 @@ Not here: reading a status (`failure.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Any
 from urllib.parse import quote
 
 import grpc
@@ -71,6 +71,7 @@ CODES: Mapping[type[Exception], grpc.StatusCode] = {
     errors.SlabExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.PagesExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.CallsExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.StaleGeneration: grpc.StatusCode.DATA_LOSS,
     errors.SpanOutOfRange: grpc.StatusCode.DATA_LOSS,
     errors.SpanOverlap: grpc.StatusCode.DATA_LOSS,
@@ -112,10 +113,16 @@ def to_status(error: BaseException) -> status_pb2.Status:
     return result
 
 
-async def abort(context: grpc.aio.ServicerContext[object, object], error: BaseException) -> NoReturn:
-    """End the call of a handler with the status of `error`."""
-    await context.abort_with_status(rpc_status.to_status(to_status(error)))
-    raise AssertionError("abort_with_status returned")
+def set_status(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> None:
+    """Give the call of a handler the status of `error`, which it ends with when the handler returns.
+
+    `context.abort` would raise an exception that the call keeps: every frame of the handler in its traceback,
+    and so the request, would live until the collector finds them.
+    """
+    status = rpc_status.to_status(to_status(error))
+    context.set_code(status.code)
+    context.set_details(status.details)
+    context.set_trailing_metadata(status.trailing_metadata)
 
 
 def _message(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from common.errors import DeadlineExceeded, KVSpanError, ShuttingDown
+from common.errors import DeadlineExceeded, ShuttingDown
 from common.runtime.clock import Clock
 from common.runtime.tasks import SideWork
 from common.telemetry.timeline import Timeline
@@ -39,8 +39,10 @@ MAX_LONG_READS = 2
 class _Answer:
     """What was sent so far."""
 
-    request: Request
     timeline: Timeline
+    request: Request | None = None
+    """Set once it was read, before any token of it."""
+
     num_tokens: int = 0
     is_named: bool = False
 
@@ -73,8 +75,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         try:
             with self._listed():
                 async with asyncio.timeout(limit_s):
-                    answer = _Answer(await self._read(request, limit_s), timeline)
-                    await self._answer(answer, context)
+                    await self._answer(request, limit_s, timeline, context)
         except TimeoutError as error:
             raise DeadlineExceeded(limit_s) from error
         except asyncio.CancelledError as error:
@@ -82,14 +83,23 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
                 raise ShuttingDown("the decode service is shutting down") from error
             raise
 
-    async def _read(self, request: pb.GenerateRequest, limit_s: float) -> Request:
-        """Validate a request; one that ends here, refused or given up, is counted too."""
-        read = partial(self._reader.read, request, limit_s)
-        try:
-            return await self._long_reads.run(read) if self._reader.is_long(request) else read()
-        except (KVSpanError, asyncio.CancelledError):
-            self._core.count_refused()
-            raise
+    async def _answer(
+        self, asked: pb.GenerateRequest, limit_s: float, timeline: Timeline, context: Context
+    ) -> None:
+        answer = _Answer(timeline)
+
+        async def read() -> Request:
+            answer.request = await self._read(asked, limit_s)
+            return answer.request
+
+        async with aclosing(self._core.generate(read, timeline)) as lists:
+            async for events in lists:
+                await self._send(answer, events, context)
+
+    async def _read(self, asked: pb.GenerateRequest, limit_s: float) -> Request:
+        """Validate a request, beside the event loop when that may take long."""
+        read = partial(self._reader.read, asked, limit_s)
+        return await self._long_reads.run(read) if self._reader.is_long(asked) else read()
 
     @contextmanager
     def _listed(self) -> Iterator[None]:
@@ -100,11 +110,6 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             yield
         finally:
             self._calls.discard(call)
-
-    async def _answer(self, answer: _Answer, context: Context) -> None:
-        async with aclosing(self._core.generate(answer.request, answer.timeline)) as lists:
-            async for events in lists:
-                await self._send(answer, events, context)
 
     async def GetCapabilities(  # noqa: N802
         self, request: pb.DecodeServiceGetCapabilitiesRequest, context: Context
@@ -120,11 +125,12 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
 
     async def _send(self, answer: _Answer, events: Iterable[TokenEvent], context: Context) -> None:
         """Write one message for tokens that came together."""
-        tokens = tuple(events)
+        request, tokens = answer.request, tuple(events)
+        assert request is not None
         answer.num_tokens += len(tokens)
-        response = token_response(tokens, with_logprobs=answer.request.sampling.logprobs is not None)
+        response = token_response(tokens, with_logprobs=request.sampling.logprobs is not None)
         if not answer.is_named:
-            response.request_id, answer.is_named = answer.request.request_id, True
+            response.request_id, answer.is_named = request.request_id, True
         if tokens[-1].finish is not None:
-            last_response(response, tokens[-1].finish, answer.request, answer.num_tokens, answer.timeline)
+            last_response(response, tokens[-1].finish, request, answer.num_tokens, answer.timeline)
         await context.write(response)

@@ -111,7 +111,7 @@ class Reporter:
     def _reservations(self) -> pb.ReservationCounts:
         admission = self._sources.admission.statistics()
         return pb.ReservationCounts(
-            queued=admission.num_queued,
+            queued=admission.num_queued + self._sources.core.counts.reading,
             transferring=admission.num_transferring,
             decoding=admission.num_decoding,
             draining=admission.num_draining,

@@ -24,7 +24,7 @@ from decode_service.cache.admission import Admission
 from decode_service.cache.cache import KVCache
 from decode_service.cache.reservation import Reservation
 from decode_service.cache.storage import PagedStorage
-from decode_service.core import DecodeCore, LossPolicy, Owners
+from decode_service.core import DecodeCore, LossPolicy, Owners, Read
 from decode_service.generate.answer import TokenEvent
 from decode_service.generate.step_loop import StepLoop
 from decode_service.prefill.importer import Importer
@@ -51,6 +51,15 @@ SLAB_BYTES = 65_536
 NUM_PAGES = 12
 NUM_LANES = 3
 QUEUE_LIMIT = 2
+
+
+def reader_of(request: Request) -> Read:
+    """Return what the core is given for a request that was read."""
+
+    async def read() -> Request:
+        return request
+
+    return read
 
 
 class MemoryPeer:
@@ -162,7 +171,7 @@ class MemoryPair:
 
     def begin(self, request: Request) -> AsyncGenerator[list[TokenEvent]]:
         """Return the tokens of a request as they will come."""
-        return self.core.generate(request, Timeline(SystemClock().now_ns()))
+        return self.core.generate(reader_of(request), Timeline(SystemClock().now_ns()))
 
     async def generate(self, request: Request) -> list[TokenEvent]:
         """Run a request to its end."""

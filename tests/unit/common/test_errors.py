@@ -48,6 +48,7 @@ EXAMPLES: tuple[tuple[KVSpanError, dict[str, str]], ...] = (
         {"group_index": "2", "requested": "7", "free": "3", "unit": "pages of group 2"},
     ),
     (errors.QueueFull(9), {"unit": "places in the queue of 9"}),
+    (errors.CallsExhausted(1, 0, "of 7 open calls"), {"requested": "1", "free": "0"}),
     (errors.StaleGeneration("generation", 4, 3), {"field": "generation", "expected": "4", "actual": "3"}),
     (
         errors.SpanOutOfRange("offset", -64, "[0, 9)"),

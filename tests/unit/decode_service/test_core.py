@@ -22,7 +22,7 @@ from decode_service.core import LATE_TOLERANCE_S, LossPolicy, RequestCounts
 from decode_service.generate.answer import FinishReason
 from decode_service.request import Request, Route
 from tests.support.decoding import make_request
-from tests.support.memory_pair import memory_pair
+from tests.support.memory_pair import memory_pair, reader_of
 from tests.support.requests import Gate, counts_of, start
 
 pytestmark = pytest.mark.usefixtures("leak_check")
@@ -54,7 +54,7 @@ async def test_every_stage_is_marked(slab_dir: Path) -> None:
     """In order, so that the stages sum to the whole."""
     async with memory_pair(slab_dir) as pair:
         timeline = Timeline(SystemClock().now_ns())
-        async for _ in pair.core.generate(make_request(), timeline):
+        async for _ in pair.core.generate(reader_of(make_request()), timeline):
             pass
 
         marks = [

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from common import errors
+from common.wire import interceptor
 from common.wire.channel import make_channel
 from common.wire.failure import RemoteFailure, from_rpc_error
 from common.wire.server import make_server
@@ -109,6 +110,61 @@ async def test_client_gets_a_status_when_something_inside_the_handler_was_cancel
 
     assert isinstance(error, RemoteFailure)
     assert error.code is grpc.StatusCode.INTERNAL
+
+
+class Panic(BaseException):
+    """As native code raises it: no `Exception`."""
+
+
+@pytest.mark.parametrize("make", [raising, RaisingDecode], ids=["generator", "writer"])
+async def test_a_panic_of_native_code_ends_its_call_and_is_counted(
+    make: type[decode_pb2_grpc.DecodeServiceServicer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The library would leave such a call open until the deadline of its client."""
+    _, error = await end_of_stream(make(Panic("index out of bounds")))  # type: ignore[call-arg]
+
+    assert isinstance(error, RemoteFailure)
+    assert (error.code, error.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL_ERROR")
+    (broken,) = [record for record in caplog.records if record.message == "call.broken"]
+    assert broken.fields["broken_calls"] == 1  # type: ignore[attr-defined]
+
+
+async def test_a_call_that_sends_no_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that only stays open ends by a limit, one that says it is done ends at once."""
+    monkeypatch.setattr(interceptor, "READ_LIMIT_S", 0.1)
+    async with serving(ScriptedDecode(answer_hello)) as (_, address), make_channel(address) as channel:
+        open_stream: Any = channel.stream_stream(f"/{DECODE_SERVICE}/Generate")
+        silent, empty = open_stream(), open_stream()
+        await empty.done_writing()
+        ends = [await asyncio.wait_for(call.code(), 30) for call in (silent, empty)]
+
+    assert ends == [grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INVALID_ARGUMENT]
+
+
+async def test_a_call_beyond_the_limit_is_refused_and_health_is_answered() -> None:
+    """Before it sent anything, with a reason and a time to come back; the calls that are open go on."""
+    async with make_server([DECODE_SERVICE], limits={f"/{DECODE_SERVICE}/Generate": 2}) as server:
+        decode_pb2_grpc.add_DecodeServiceServicer_to_server(ScriptedDecode(answer_hello), server.grpc)
+        address = server.listen("127.0.0.1:0")
+        await server.start()
+        async with make_channel(address) as channel:
+            open_stream: Any = channel.stream_stream(
+                f"/{DECODE_SERVICE}/Generate", pb.GenerateRequest.SerializeToString
+            )
+            first, second = open_stream(), open_stream()
+            await asyncio.gather(first.wait_for_connection(), second.wait_for_connection())
+            with pytest.raises(grpc.RpcError) as caught:
+                await open_stream().read()
+            status = await decode_pb2_grpc.DecodeServiceStub(channel).GetStatus(pb.GetStatusRequest())
+            await first.write(pb.GenerateRequest())
+            text = [response async for response in first]
+            second.cancel()
+
+    error = from_rpc_error(caught.value)
+    assert isinstance(error, RemoteFailure)
+    assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "CALLS_EXHAUSTED")
+    assert error.retry_after_s == 1
+    assert (status.num_steps, len(text)) == (13, 2)
 
 
 async def test_service_is_told_of_a_broken_invariant() -> None:
