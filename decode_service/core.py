@@ -2,10 +2,10 @@
 
 Theory of operation: `generate` is one coroutine per request and reads as its life. Whatever ends it (success,
 error, cancel, deadline), leaving it drops the CLIENT hold, stops what still runs for it, and returns at
-once; pages and slot follow when the other holders have let go (`reservation.py`).
+once; pages and slot follow when the other holders have let go (`cache/reservation.py`).
 
 Ownership: one per service, event loop only; owns nothing but the counts, and knows all owners.
-Not here: messages of the contract (`servicer.py`), opening and closing (`app.py`).
+Not here: messages of the contract (`api/servicer.py`), opening and closing (`app.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The seam between a prefill engine and whatever takes its KV.
 
 An engine calls `write` once per chunk and KV-owning layer, in model order inside a chunk and chunk after
-chunk. Implementations: `prefill_service/span_writer.py` packs into a slot, the page writer of the decode
-service (`prefill/page_writer.py`) into reserved pages (route local).
+chunk. Implementations: `prefill_service/span_writer.py` packs into a slot,
+`decode_service/prefill/page_writer.py` into reserved pages (route local).
 """
 
 from __future__ import annotations

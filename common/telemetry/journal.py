@@ -14,8 +14,8 @@ write one file at once.
 Ownership: one `Journal` per service, opened and closed by its composition root, used on the event loop
 only. A disk that is full ends the journal and not the service: the auditor then sees a life without an end.
 
-Not here: what the lines of a side say (`journaling.py` of each service), what they must obey
-(`kvspan/audit`).
+Not here: what the lines of a side say (`prefill_service/journaling.py`,
+`decode_service/prefill/journaling.py`), what they must obey (`kvspan/audit`).
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ Theory of operation: the message of a record is the name of an event (`noun.past
 fields, `logger.info("span.sealed", extra=log_fields(slot=7))`; no value is ever part of the message, so a
 line can be searched by event and parsed by field. Both formats hold time (UTC), level, service and event.
 
-Not here: metrics (`metrics.py`), the journal that an auditor trusts (`journal.py`). Prompts and token text
-are never logged.
+Not here: the journal that an auditor trusts (`journal.py`). Prompts and token text are never logged.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ free when the last holder has dropped it, whatever order cancel, failure and suc
     LANE       the step loop, from publication until the sequence is retired
 
 Ownership: made by `Admission`, which gets it back through `on_free`; event loop only.
-Not here: what makes it readable (`publication.py`, the only caller of `mark_published`).
+Not here: what makes it readable (`decode_service/publication.py`, the only caller of `mark_published`).
 """
 
 from __future__ import annotations

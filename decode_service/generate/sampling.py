@@ -7,7 +7,7 @@ company. Log probabilities are those of the model, before penalty and temperatur
 
 Ownership: one `Sampler` per sequence; it remembers the tokens it gave.
 
-Not here: when a sequence ends (`stops.py`).
+Not here: when a sequence ends (`answer.py`).
 
 Shapes: V vocabulary, K candidates.
 """

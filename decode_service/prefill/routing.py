@@ -5,7 +5,8 @@ logged. A remote prompt goes to the open session with the fewest slots in use an
 never hold is refused here, with the numbers, before anything is held.
 
 Ownership: one per service, event loop only; owns the cost model.
-Not here: when a request may start (`admission.py`), what happens when a peer is lost (`core.py`).
+Not here: when a request may start (`decode_service/cache/admission.py`), what happens when a peer is lost
+(`decode_service/core.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the prefill service needs from whatever computes a prompt.
 
-Built-in engines are in this package; others come by entry point `kvspan.prefill_engines` or by factory.
-An engine is called from one thread, one prompt at a time, and need not be re-entrant.
+The engines that are built in are in this package. An engine is called from one thread, one prompt at a
+time, and need not be re-entrant.
 """
 
 from __future__ import annotations

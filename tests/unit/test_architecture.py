@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import re
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from functools import cache
@@ -47,6 +49,20 @@ DOORS = {
     ),
 }
 """Which files may import a library when they run; annotations may name its types anywhere."""
+
+
+ELSEWHERE = frozenset(
+    {
+        "multiprocessing",
+        "shared_memory",
+        "noun",
+        "past_verb",
+        "_UNSPECIFIED",
+        "KVSPAN_SLAB_BYTES",
+        "localhost",
+    }
+)
+"""Words that docstrings quote and that are no names of ours: of a library, of a pattern, made at run time."""
 
 
 @cache
@@ -120,6 +136,47 @@ def test_every_module_says_what_it_answers() -> None:
     ]
 
     assert silent == []
+
+
+def test_docstrings_name_only_what_is_there() -> None:
+    """A name in backticks is a file beside the module or from the root on, or occurs in code or contract."""
+    contract = "".join(path.read_text() for path in (ROOT / "protos").rglob("*.proto"))
+    known = {*ELSEWHERE, *dir(builtins), *re.findall(r"\w+", contract)}
+    known.update(word for path in sources() for word in words_of(tree_of(path), name_of(path)))
+    strange = [
+        f"{name_of(path)}: {quoted}"
+        for path in sources()
+        for text in docstrings_of(tree_of(path))
+        for quoted in re.findall(r"`([^`]+)`", text)
+        if not is_there(path, quoted, known)
+    ]
+
+    assert strange == []
+
+
+def is_there(near: Path, quoted: str, known: set[str]) -> bool:
+    """Tell whether a quoted path exists, or all words of what is no path are known."""
+    if re.fullmatch(r"[\w.-]+(/[\w.-]*)+|\w+\.(py|md|proto|toml|yaml)", quoted):
+        return any((folder / quoted).exists() for folder in (ROOT, near.parent))
+    return set(re.findall(r"\b[A-Za-z_]\w+", quoted)) <= known
+
+
+def docstrings_of(tree: ast.Module) -> Iterator[str]:
+    """Yield the texts that stand alone: of a module, a class, a function or a field."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield str(node.value.value)
+
+
+def words_of(tree: ast.Module, name: str) -> Iterator[str]:
+    """Yield the names that a file defines or uses, and the words of its texts that are no docstrings."""
+    yield from re.findall(r"\w+", name.removesuffix(".py"))
+    standing = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in standing:
+            yield from re.findall(r"\w+", node.value)
+        for field in ("id", "attr", "name", "arg", "module", "asname"):
+            yield from re.findall(r"\w+", str(getattr(node, field, "")))
 
 
 def test_no_file_is_too_long_to_read() -> None:
