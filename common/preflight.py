@@ -11,8 +11,8 @@ from pathlib import Path
 
 from common.errors import ConfigError
 from common.model.source import parse_source
+from common.runtime.address import check_free, parse_address
 from common.settings import ServiceConfig
-from common.wire.address import check_free, parse_address
 
 
 def check_host(config: ServiceConfig) -> None:

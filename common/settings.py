@@ -20,8 +20,8 @@ import click
 
 from common.errors import ConfigError
 from common.kv.geometry import DType
+from common.runtime.address import TCPAddress, parse_address
 from common.runtime.silence import SHORTEST_LIMIT_S
-from common.wire.address import TCPAddress, parse_address
 
 EnumT = TypeVar("EnumT", bound=Enum)
 

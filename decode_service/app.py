@@ -15,19 +15,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import torch
-
 from common.errors import InvariantViolation, KVSpanError
-from common.model.linears import STABLE_ROWS, stabilise
-from common.model.loader import LoadedModel, load_model
-from common.model.prefill import ChunkedPrefill, numerics
+from common.model.prepare import Prepared, prepare
 from common.runtime.boot import new_boot_id
 from common.runtime.clock import SystemClock
 from common.runtime.invariants import watch_callbacks
 from common.runtime.lifecycle import Lifecycle
-from common.runtime.memory import trim_memory
-from common.runtime.threads import resolve_threads, share_interpreter
-from common.session.identity import Numerics, PeerIdentity
+from common.runtime.threads import share_interpreter
 from common.session.messages import Hello, SlabHandle, TransferMode
 from common.session.negotiation import PROTOCOL_VERSIONS
 from common.slab.segment import SlabSegment, sweep
@@ -69,16 +63,12 @@ CUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model ready to decode with, and who it makes this service."""
+    """A model ready to decode with, and its cache."""
 
-    loaded: LoadedModel
-    identity: PeerIdentity
-    prefill: ChunkedPrefill
+    ready: Prepared
     backend: TorchBackend
     storage: PagedStorage
     num_pages: tuple[int, ...]
-    linears: str
-    threads: int
 
 
 async def serve(config: DecodeConfig, on_ready: Callable[[str], None]) -> None:
@@ -97,25 +87,12 @@ def load(config: DecodeConfig) -> Loaded:
 
     Raises: `ConfigError` or `UnsupportedModel`; nothing stays allocated.
     """
-    threads = resolve_threads(config.threads)
-    torch.set_num_threads(threads)
-    loaded = load_model(config.model, config.dtype, config.page_tokens, progress=True)
-    report = stabilise(loaded.model, max(config.lanes, STABLE_ROWS))
-    trim_memory()
-    num_pages = pool_pages(loaded.geometry, config.cache_tokens, config.lanes)
-    storage = PagedStorage(loaded.geometry, num_pages)
-    max_context = min(loaded.max_context, config.cache_tokens)
-    prefill = ChunkedPrefill(loaded.model, loaded.geometry, config.chunk_tokens, max_context)
-    backend = TorchBackend(loaded.model, loaded.geometry, storage, config.lanes)
-    rules = numerics(loaded.model, config.chunk_tokens, report)
-    identity = PeerIdentity(
-        model_name=loaded.name,
-        fingerprint=loaded.fingerprint,
-        config_fields=loaded.config_fields,
-        geometry=loaded.geometry,
-        numerics=Numerics(", ".join(rules), config.chunk_tokens),
-    )
-    return Loaded(loaded, identity, prefill, backend, storage, num_pages, report.rows_rule, threads)
+    ready = prepare(config, config.cache_tokens, config.lanes)
+    geometry = ready.loaded.geometry
+    num_pages = pool_pages(geometry, config.cache_tokens, config.lanes)
+    storage = PagedStorage(geometry, num_pages)
+    backend = TorchBackend(ready.loaded.model, geometry, storage, config.lanes)
+    return Loaded(ready, backend, storage, num_pages)
 
 
 class DecodeService:
@@ -124,24 +101,23 @@ class DecodeService:
     def __init__(self, config: DecodeConfig, loaded: Loaded) -> None:
         self._config = config
         self._loaded = loaded
+        geometry = loaded.ready.identity.geometry
         self._clock = SystemClock()
         self._boot_id = new_boot_id()
         self._record = open_journal(config.journal, self._boot_id, self._clock.now_ns)
         self._journal = DecodeJournal(self._record)
-        self._importer = Importer(loaded.identity.geometry, loaded.storage, self._clock)
-        self._cache = KVCache(loaded.identity.geometry, loaded.num_pages)
+        self._importer = Importer(geometry, loaded.storage, self._clock)
+        self._cache = KVCache(geometry, loaded.num_pages)
         self._admission = Admission(
             self._cache, config.lanes, config.queue_limit, self._journal.reservation_freed
         )
         self._step_loop = StepLoop(loaded.backend, self.break_off)
-        self._local = LocalEngine(
-            loaded.prefill, loaded.identity.geometry, loaded.storage, self._clock, self._journal
-        )
+        self._local = LocalEngine(loaded.ready.prefill, geometry, loaded.storage, self._clock, self._journal)
         self._context = SessionContext(
             self._importer, self._changed, self._session_closed, self._clock, self._journal
         )
         self._peers = tuple(self._make_peer(target) for target in config.prefill)
-        self._router = Router(loaded.identity.geometry, self._local, self._peers)
+        self._router = Router(geometry, self._local, self._peers)
         self._core = self._make_core()
         self._server: Server | None = None
         self._servicer: DecodeServicer | None = None
@@ -228,7 +204,7 @@ class DecodeService:
                 raise outcome
 
     async def _open(self) -> str:
-        self._journal.service_started(self._loaded.identity.geometry, self._loaded.num_pages)
+        self._journal.service_started(self._loaded.ready.identity.geometry, self._loaded.num_pages)
         self._prepare_slab_dir()
         calls = self._config.lanes + self._config.queue_limit + SPARE_CALLS
         self._server = make_server([SERVICE_NAME], limits={GENERATE: calls}, on_invariant=self.break_off)
@@ -293,7 +269,7 @@ class DecodeService:
         return Hello(
             versions=PROTOCOL_VERSIONS,
             boot_id=self._boot_id,
-            identity=self._loaded.identity,
+            identity=self._loaded.ready.identity,
             modes=tuple(TransferMode),
             digests=(self._config.digest,),
             slab=slab,
@@ -302,7 +278,7 @@ class DecodeService:
     def _make_core(self) -> DecodeCore:
         return DecodeCore(
             Owners(
-                tokenizer=self._loaded.loaded.tokenizer,
+                tokenizer=self._loaded.ready.loaded.tokenizer,
                 admission=self._admission,
                 step_loop=self._step_loop,
                 router=self._router,
@@ -314,7 +290,7 @@ class DecodeService:
         )
 
     def _make_reader(self) -> RequestReader:
-        loaded, config = self._loaded.loaded, self._config
+        loaded, config = self._loaded.ready.loaded, self._config
         limits = RequestLimits(
             model_name=loaded.name,
             vocab_size=loaded.geometry.vocab_size,
@@ -331,15 +307,15 @@ class DecodeService:
     def _make_reporter(self) -> Reporter:
         facts = Facts(
             boot_id=self._boot_id,
-            identity=self._loaded.identity,
+            identity=self._loaded.ready.identity,
             default_mode=self._config.transfer,
             default_route=self._default_route,
             routes=self._routes,
             digests=(self._config.digest,),
             num_lanes=self._config.lanes,
             max_context_tokens=self._max_context,
-            linears=self._loaded.linears,
-            num_threads=self._loaded.threads,
+            linears=self._loaded.ready.linears,
+            num_threads=self._loaded.ready.threads,
         )
         sources = Sources(self._core, self._admission, self._cache, self._step_loop, self._peers)
         return Reporter(facts, sources)
@@ -356,4 +332,4 @@ class DecodeService:
 
     @property
     def _max_context(self) -> int:
-        return self._loaded.prefill.max_prompt_tokens
+        return self._loaded.ready.prefill.max_prompt_tokens

@@ -14,22 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from common.errors import InvariantViolation
 from common.kv.digest import DigestKind
 from common.kv.plan import SpanGranularity
 from common.kv.spans import SPAN_LAYOUT
-from common.model.linears import STABLE_ROWS, stabilise
-from common.model.loader import load_model
-from common.model.prefill import ChunkedPrefill, numerics
+from common.model.prepare import prepare
 from common.runtime.boot import new_boot_id
 from common.runtime.clock import SystemClock
 from common.runtime.invariants import watch_callbacks
 from common.runtime.lifecycle import Lifecycle
-from common.runtime.memory import trim_memory
-from common.runtime.threads import resolve_threads, share_interpreter
-from common.session.identity import Numerics, PeerIdentity
+from common.runtime.threads import share_interpreter
+from common.session.identity import PeerIdentity
 from common.session.messages import TransferMode
 from common.session.negotiation import PROTOCOL_VERSIONS, PrefillOffer
 from common.telemetry.journal import open_journal
@@ -84,22 +79,9 @@ def load(config: PrefillConfig) -> Loaded:
 
     Raises: `ConfigError` or `UnsupportedModel`; nothing stays allocated.
     """
-    threads = resolve_threads(config.threads)
-    torch.set_num_threads(threads)
-    loaded = load_model(config.model, config.dtype, config.page_tokens, progress=True)
-    report = stabilise(loaded.model, STABLE_ROWS)
-    trim_memory()
-    max_prompt = min(config.max_prompt_tokens, loaded.max_context)
-    prefill = ChunkedPrefill(loaded.model, loaded.geometry, config.chunk_tokens, max_prompt)
-    engine = TorchEngine(prefill, loaded.geometry, numerics(loaded.model, config.chunk_tokens, report))
-    identity = PeerIdentity(
-        model_name=loaded.name,
-        fingerprint=loaded.fingerprint,
-        config_fields=loaded.config_fields,
-        geometry=loaded.geometry,
-        numerics=Numerics(", ".join(engine.describe().numerics), config.chunk_tokens),
-    )
-    return Loaded(engine, identity, report.rows_rule, threads)
+    ready = prepare(config, config.max_prompt_tokens)
+    engine = TorchEngine(ready.prefill, ready.loaded.geometry, ready.rules)
+    return Loaded(engine, ready.identity, ready.linears, ready.threads)
 
 
 class PrefillService:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import grpc
 
-from common.wire.address import parse_address
+from common.runtime.address import parse_address
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 20_000),

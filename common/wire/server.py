@@ -27,7 +27,7 @@ from grpc_reflection.v1alpha import (  # type: ignore[import-untyped]
 )
 
 from common.errors import ConfigError
-from common.wire.address import TCPAddress, UnixAddress, check_free, parse_address
+from common.runtime.address import TCPAddress, UnixAddress, check_free, parse_address
 from common.wire.call_limits import CallLimits
 from common.wire.interceptor import CallInterceptor, OnInvariant
 from common.wire.library_log import quiet_meetings

@@ -122,7 +122,9 @@ def span_plan(pair: Pair, prompt_len: int) -> SpanPlan:
     """Return the spans that the pair has agreed on for a prompt."""
     (peer,) = pair.decode.peers
     assert peer.session
-    return plan_spans(pair.loaded.decode.identity.geometry, 0, prompt_len, peer.session.welcome.granularity)
+    return plan_spans(
+        pair.loaded.decode.ready.identity.geometry, 0, prompt_len, peer.session.welcome.granularity
+    )
 
 
 async def test_s19_with_the_window_pool_full_an_answer_ends_one_request_waits_and_one_is_refused(

@@ -118,8 +118,8 @@ async def test_rule10_every_way_gives_the_same_tokens_alone_and_in_company(pair:
     begun = [(tokens[:NUM_IN_COMPANY], logprobs[:NUM_IN_COMPANY]) for tokens, logprobs in expected]
     assert [way for way, answers in together.items() if answers != begun] == []
 
-    if pair.loaded.decode.identity.geometry.layers[0].dtype.value == "float32":
-        stock = generated(pair.loaded.decode.loaded.name)
+    if pair.loaded.decode.ready.identity.geometry.layers[0].dtype.value == "float32":
+        stock = generated(pair.loaded.decode.ready.loaded.name)
         assert [tokens for tokens, _ in expected] == [stock[length] for length in LENGTHS]
 
 
@@ -155,7 +155,7 @@ async def test_rule10_pages_hold_the_bits_that_the_engine_produced(
 
 def recording_publish(pair: Pair, published: dict[int, dict[Place, bytes]]) -> Callable[..., Any]:
     """Return `publish` that also copies every required row out of the pages, by prompt length."""
-    geometry, storage = pair.loaded.decode.identity.geometry, pair.loaded.decode.storage
+    geometry, storage = pair.loaded.decode.ready.identity.geometry, pair.loaded.decode.storage
 
     def recording(reservation: Any, prefill: Any, generation: Any, prompt_len: int, *others: Any) -> Any:
         sequence = publish(reservation, prefill, generation, prompt_len, *others)
@@ -178,7 +178,7 @@ def produced(pair: Pair, prompt: Sequence[int]) -> dict[Place, bytes]:
     pair.loaded.prefill.engine.prefill(prompt, 0, writer, lambda: False)
     visible = {
         layer_index: group.visible(len(prompt))
-        for group in pair.loaded.decode.identity.geometry.groups
+        for group in pair.loaded.decode.ready.identity.geometry.groups
         for layer_index in group.layer_indices
     }
     return {

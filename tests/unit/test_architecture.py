@@ -26,12 +26,11 @@ COMPUTE = ("common/model/*", "prefill_service/engines/*", "decode_service/genera
 """Where models live and run."""
 
 COMPOSITION_ROOTS = ("prefill_service/app.py", "decode_service/app.py")
-"""Open and close everything; set the number of threads of the process."""
+"""Open and close everything."""
 
 DOORS = {
     "torch": (
         *COMPUTE,
-        *COMPOSITION_ROOTS,
         "decode_service/cache/storage.py",
         "decode_service/generate/sampling.py",
     ),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from common.wire.address import (
+from common.runtime.address import (
     MAX_PATH_BYTES,
     TCPAddress,
     UnixAddress,

@@ -1,0 +1,74 @@
+"""What both services do before they serve: model, linears, prefill, and who they make the service.
+
+Theory of operation: threads are set first, since kernels are chosen by trying them; memory that loading
+took is given back before the caller allocates a cache. Decode prepares a prefill too: it computes prompts
+itself when it has to, with the same numerics as any prefill service.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from common.model.linears import STABLE_ROWS, stabilise
+from common.model.loader import LoadedModel, load_model
+from common.model.prefill import ChunkedPrefill, numerics
+from common.runtime.memory import trim_memory
+from common.runtime.threads import resolve_threads
+from common.session.identity import Numerics, PeerIdentity
+from common.settings import ServiceConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model ready to compute with."""
+
+    loaded: LoadedModel
+    prefill: ChunkedPrefill
+    identity: PeerIdentity
+    """Who this service is towards a peer."""
+
+    rules: tuple[str, ...]
+    """Everything that decides the bits of a prefill, beside weights and tokens."""
+
+    linears: str
+    """What the kernels of the linears promise about rows."""
+
+    threads: int
+
+
+def prepare(config: ServiceConfig, max_prompt_tokens: int, max_rows: int = STABLE_ROWS) -> Prepared:
+    """Load the model and prepare it for prompts up to `max_prompt_tokens` and batches up to `max_rows`.
+
+    Blocking, before the event loop serves anything. Raises `ConfigError` or `UnsupportedModel`; nothing stays
+    allocated then.
+    """
+    threads = resolve_threads(config.threads)
+    torch.set_num_threads(threads)
+    # A bar is for somebody who watches; in a file or between lines of JSON it is noise.
+    progress = sys.stderr.isatty() and not config.log_json
+    loaded = load_model(config.model, config.dtype, config.page_tokens, progress=progress)
+    report = stabilise(loaded.model, max(max_rows, STABLE_ROWS))
+    trim_memory()
+    max_prompt = min(max_prompt_tokens, loaded.max_context)
+    rules = numerics(loaded.model, config.chunk_tokens, report)
+    return Prepared(
+        loaded,
+        ChunkedPrefill(loaded.model, loaded.geometry, config.chunk_tokens, max_prompt),
+        _identity(loaded, Numerics(", ".join(rules), config.chunk_tokens)),
+        rules,
+        report.rows_rule,
+        threads,
+    )
+
+
+def _identity(loaded: LoadedModel, numerics: Numerics) -> PeerIdentity:
+    return PeerIdentity(
+        model_name=loaded.name,
+        fingerprint=loaded.fingerprint,
+        config_fields=loaded.config_fields,
+        geometry=loaded.geometry,
+        numerics=numerics,
+    )
