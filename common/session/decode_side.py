@@ -1,6 +1,6 @@
 """The decode service's half of a session with one prefill service.
 
-Theory of operation: `SESSION_TRANSITIONS` rules the session, `decode_transfer.TRANSITIONS` each transfer.
+Theory of operation: `SESSION_TRANSITIONS` rules the session, `transfer_states.TRANSITIONS` each transfer.
 A message about one transfer can only harm that transfer; a message the session does not allow at all
 (anything before Welcome, a second Welcome) raises `RemoteProtocolError` and the adapter closes the
 session. Transfers are keyed by an id that decode chose, never by the client's name for the request.
@@ -40,7 +40,7 @@ from common.session.actions import (
     SlabIdle,
     TransferDrained,
 )
-from common.session.decode_transfer import OVER, DecodeTransfer, TransferState
+from common.session.decode_transfer import DecodeTransfer
 from common.session.messages import (
     GoAway,
     Hello,
@@ -56,6 +56,7 @@ from common.session.messages import (
     Welcome,
 )
 from common.session.negotiation import verify_welcome
+from common.session.transfer_states import BEYOND_PEER, TERMINAL
 
 
 class SessionState(enum.Enum):
@@ -175,10 +176,11 @@ class DecodeSession:
         for transfer_id, transfer in self._transfers.items():
             if transfer.transfer_id != transfer_id or transfer_id > self._highest_id:
                 raise InvariantViolation(f"transfer {transfer_id} is filed wrongly")
-            if transfer.state in (TransferState.ENDED, TransferState.PUBLISHED):
+            if transfer.state in TERMINAL:
                 raise InvariantViolation(f"transfer {transfer_id} is drained and still listed")
-            if self._state is SessionState.CLOSED and transfer.state not in OVER:
-                raise InvariantViolation(f"transfer {transfer_id} lives in a closed session")
+            # What needs nothing of the peer any more is finished and published after the session, too.
+            if self._state is SessionState.CLOSED and transfer.state not in BEYOND_PEER:
+                raise InvariantViolation(f"transfer {transfer_id} waits for the peer of a closed session")
 
     def greet(self) -> tuple[DecodeAction, ...]:
         """Send Hello."""
@@ -219,7 +221,11 @@ class DecodeSession:
         return self._settle(transfer, transfer.published())
 
     def close(self, error: KVSpanError) -> tuple[DecodeAction, ...]:
-        """End the session: every transfer without an outcome fails with `error`, the slab is abandoned."""
+        """End the session: what still needs the peer fails with `error`.
+
+        The slab is abandoned: never leased from again, and idle once the last local copy out of it has ended
+        and all that is complete was published or given up.
+        """
         if self._state is SessionState.CLOSED:
             return ()
         self._step(SessionEvent.CLOSE)
@@ -277,7 +283,7 @@ class DecodeSession:
         """Say the last word once the peer has said of every transfer that it writes no more."""
         if self._state is not SessionState.LEAVING:
             return ()
-        if not all(transfer.has_producer_ended for transfer in self._transfers.values()):
+        if not all(transfer.producer.has_ended for transfer in self._transfers.values()):
             return ()
         self._step(SessionEvent.LAST_ENDED)
         return (HalfClose(),)
@@ -292,7 +298,7 @@ class DecodeSession:
             return ()
         if transfer.attempt != key.attempt:
             stale = StaleGeneration("attempt", transfer.attempt, key.attempt)
-            return self._settle(transfer, transfer.abort(stale))
+            return self._settle(transfer, transfer.refuse(stale))
         match message:
             case SpanSealed(span):
                 actions = transfer.span(span)

@@ -1,45 +1,30 @@
 """The life of one transfer as the decode service sees it.
 
-Theory of operation: `TRANSITIONS` is the whole rule; an event it does not list for a state is illegal.
+Theory of operation: `transfer_states.TRANSITIONS` says what may follow what. The first terminal event stands
+(rule 6): a failure sets `error` once, and an accepted `PrefillDone` is an end, too. After it local copies are
+all that is missing, so no word of the peer and not its loss change the outcome any more; else it would depend
+on how far the copies happen to be. Only this side can still give the transfer up.
 
-    RESERVED --start--> REQUESTED --accepted--> STREAMING --done--> ENDING --imported--> COMPLETE
-        |                   |                     | span                |                   | publish
-        +------ abort ------+---------------------+------ abort --------+--- abort ---> PUBLISHED
-                                  v
-                              ABORTING --drained--> ENDED
-
-The first terminal event stands (rule 6): `outcome` is set once. Bytes are a separate matter (rule 4):
-`is_drained` needs the producer's own end *and* the end of every local copy, whatever the outcome.
+Bytes are a separate matter (rule 4): `is_drained` needs the producer's own end *and* the end of every local
+copy, whatever the outcome.
 
 Ownership: one object per transfer, owned by `DecodeSession`, used on the event loop only.
-Not here: which transfers exist (`decode_side.py`), the copy itself (`decode_service/prefill/importer.py`).
+Not here: which transfers exist (`decode_side.py`), the checks of spans (`transfer_spans.py`).
 """
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
-import numpy as np
-
 from common.errors import (
-    CoverageIncomplete,
-    EngineFailed,
     KVSpanError,
-    LeaseExpired,
     LocalProtocolError,
-    LogitsInvalid,
-    PeerUnavailable,
-    PrefillEngineFailed,
     PrefillFailed,
     RemoteProtocolError,
-    ShuttingDown,
-    SpanOutOfRange,
     StaleGeneration,
-    TotalsMismatch,
     TransferError,
 )
-from common.kv.coverage import Coverage, Placement
+from common.kv.coverage import Coverage
 from common.kv.spans import Span
 from common.session.actions import (
     DecodeAction,
@@ -49,69 +34,10 @@ from common.session.actions import (
     TransferDrained,
     TransferFailed,
 )
-from common.session.messages import (
-    CancelPrefill,
-    GroupTotals,
-    PrefillDone,
-    ReleaseSpan,
-    SourceTimings,
-    StartPrefill,
-)
-
-
-class TransferState(enum.Enum):
-    """Where a transfer is."""
-
-    RESERVED = "reserved"
-    """Pages and slot are held; nothing was sent."""
-
-    REQUESTED = "requested"
-    STREAMING = "streaming"
-    ENDING = "ending"
-    """The producer is done; copies are still under way."""
-
-    COMPLETE = "complete"
-    """All bytes are in their pages and checked; not yet readable."""
-
-    PUBLISHED = "published"
-    ABORTING = "aborting"
-    """Failed or given up; bytes may still move."""
-
-    ENDED = "ended"
-
-
-class TransferEvent(enum.Enum):
-    """What can happen to a transfer."""
-
-    START = "start"
-    ACCEPTED = "accepted"
-    SPAN = "span"
-    DONE = "done"
-    IMPORTED = "imported"
-    PUBLISH = "publish"
-    ABORT = "abort"
-    DRAINED = "drained"
-
-
-_S, _E = TransferState, TransferEvent
-TRANSITIONS: dict[tuple[TransferState, TransferEvent], TransferState] = {
-    (_S.RESERVED, _E.START): _S.REQUESTED,
-    (_S.REQUESTED, _E.ACCEPTED): _S.STREAMING,
-    (_S.STREAMING, _E.SPAN): _S.STREAMING,
-    (_S.STREAMING, _E.DONE): _S.ENDING,
-    (_S.ENDING, _E.IMPORTED): _S.COMPLETE,
-    (_S.COMPLETE, _E.PUBLISH): _S.PUBLISHED,
-    (_S.RESERVED, _E.ABORT): _S.ABORTING,
-    (_S.REQUESTED, _E.ABORT): _S.ABORTING,
-    (_S.STREAMING, _E.ABORT): _S.ABORTING,
-    (_S.ENDING, _E.ABORT): _S.ABORTING,
-    (_S.COMPLETE, _E.ABORT): _S.ABORTING,
-    (_S.ABORTING, _E.DRAINED): _S.ENDED,
-}
-
-TERMINAL = frozenset({_S.PUBLISHED, _S.ENDED})
-OVER = TERMINAL | {_S.ABORTING}
-"""States in which the outcome is decided and later events only count."""
+from common.session.messages import CancelPrefill, PrefillDone, ReleaseSpan, StartPrefill
+from common.session.producer_end import ProducerEnd, remote_error, require_logits
+from common.session.transfer_spans import TransferSpans, require_generation
+from common.session.transfer_states import BEYOND_PEER, OVER, TransferEvent, TransferState, following
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +47,11 @@ class TransferStatistics:
     state: TransferState
     spans_placed: int
     spans_in_flight: int
-    """Told and not yet copied."""
+    """Sealed and not yet copied."""
 
     duplicates: int
     late_events: int
-    """Events that came after the outcome was decided."""
+    """Events that came after the outcome was decided, or of the peer after its end was accepted."""
 
 
 class DecodeTransfer:
@@ -133,14 +59,10 @@ class DecodeTransfer:
 
     def __init__(self, start: StartPrefill, coverage: Coverage, vocab_size: int) -> None:
         self._start = start
-        self._coverage = coverage
+        self._spans = TransferSpans(start, coverage)
+        self._producer = ProducerEnd()
         self._vocab_size = vocab_size
         self._state = TransferState.RESERVED
-        self._in_flight: set[int] = set()
-        # Invariant: holds exactly the sequences handed out by ImportSpan whose copy has not ended.
-        self._producer_ended = True
-        # Invariant: False from sending StartPrefill until a terminal message or the loss of the peer.
-        self._done: PrefillDone | None = None
         self._error: KVSpanError | None = None
         self._late_events = 0
 
@@ -165,52 +87,45 @@ class DecodeTransfer:
         return self._error
 
     @property
+    def producer(self) -> ProducerEnd:
+        """What is known of the producer's end; logits and times once its Done was accepted."""
+        return self._producer
+
+    @property
     def is_drained(self) -> bool:
         """Whether no byte of this transfer can move any more (rule 4)."""
-        return self._producer_ended and not self._in_flight
-
-    @property
-    def has_producer_ended(self) -> bool:
-        """Whether the producer writes no more, so that nothing need be said to it."""
-        return self._producer_ended
-
-    @property
-    def logits(self) -> bytes:
-        """float32 logits of the last position; only after PrefillDone."""
-        assert self._done is not None
-        return self._done.logits
-
-    @property
-    def timings(self) -> SourceTimings:
-        """The producer's timings; only after PrefillDone."""
-        assert self._done is not None
-        return self._done.timings
+        return self._producer.has_ended and not self._spans.num_in_flight
 
     def statistics(self) -> TransferStatistics:
         """Return the counts now."""
-        placed = self._coverage.statistics()
+        placed = self._spans.statistics()
         return TransferStatistics(
-            self._state, placed.num_spans, len(self._in_flight), placed.num_duplicates, self._late_events
+            self._state,
+            placed.num_spans,
+            self._spans.num_in_flight,
+            placed.num_duplicates,
+            self._late_events,
         )
 
     def start(self) -> tuple[DecodeAction, ...]:
         """Send StartPrefill; from here on the producer may write into the slot."""
         self._step(TransferEvent.START)
-        self._producer_ended = False
+        self._producer.begin()
         return (Send(self._start),)
 
     def import_finished(self, sequence: int) -> tuple[DecodeAction, ...]:
         """Record that the copy of one span has ended and its digest matched."""
-        self._in_flight.remove(sequence)
+        self._spans.copy_ended(sequence)
         if self._state in OVER:
             return self._drain()
-        self._coverage.release(sequence)
-        release = () if self._producer_ended else (self._release(sequence),)
-        return (*release, *self._complete())
+        self._spans.release(sequence)
+        credit = Send(ReleaseSpan(self.transfer_id, self.attempt, sequence))
+        # After its end nobody waits for bytes, and the stream may be gone.
+        return self._complete() if self._producer.has_ended else (credit,)
 
     def import_failed(self, sequence: int, error: KVSpanError) -> tuple[DecodeAction, ...]:
         """Record that the copy of one span has ended badly; the transfer fails."""
-        self._in_flight.remove(sequence)
+        self._spans.copy_ended(sequence)
         return self.abort(error) if self._state not in OVER else self._drain()
 
     def published(self) -> tuple[DecodeAction, ...]:
@@ -221,24 +136,25 @@ class DecodeTransfer:
     def abort(self, error: KVSpanError) -> tuple[DecodeAction, ...]:
         """Give the transfer up (cancel, deadline, local failure); only the first outcome stands."""
         if self._state in OVER:
-            self._late_events += 1
-            return ()
+            return self._count_late()
         self._step(TransferEvent.ABORT)
         self._error = error
         cancel = CancelPrefill(self.transfer_id, self.attempt, error.code)
-        sends = () if self._producer_ended else (Send(cancel),)
+        sends = () if self._producer.has_ended else (Send(cancel),)
         return (*sends, TransferFailed(self.transfer_id, error), *self._drain())
+
+    def refuse(self, error: KVSpanError) -> tuple[DecodeAction, ...]:
+        """The producer broke a rule: that fails the transfer, unless its end was accepted before."""
+        return self._count_late() if self._state in BEYOND_PEER else self.abort(error)
 
     def producer_lost(self, error: KVSpanError) -> tuple[DecodeAction, ...]:
         """Record that the peer is gone: its slab is abandoned, so its writes no longer matter."""
-        self._producer_ended = True
-        if self._state in OVER:
-            return self._drain()
-        return self.abort(error)
+        self._producer.end()
+        return self._drain() if self._state in BEYOND_PEER else self.abort(error)
 
     def accepted(self) -> tuple[DecodeAction, ...]:
         """The producer queued the transfer."""
-        if self._state in OVER:
+        if self._state in BEYOND_PEER:
             return self._count_late()
         try:
             self._step_remote(TransferEvent.ACCEPTED)
@@ -247,43 +163,40 @@ class DecodeTransfer:
         return ()
 
     def span(self, span: Span) -> tuple[DecodeAction, ...]:
-        """The producer told a span: check every field, then have it imported."""
-        if self._state in OVER:
+        """The producer sealed a span: check every field, then have it imported."""
+        if self._state in BEYOND_PEER:
             return self._count_late()
         try:
             self._step_remote(TransferEvent.SPAN)
-            self._check_identity(span)
-            placement = self._coverage.place(span)
+            must_copy = self._spans.place(span)
         except (TransferError, RemoteProtocolError) as error:
             return self.abort(error)
-        if placement is Placement.DUPLICATE:
-            return ()
-        self._in_flight.add(span.sequence)
-        return (ImportSpan(span),)
+        return (ImportSpan(span),) if must_copy else ()
 
     def done(self, message: PrefillDone) -> tuple[DecodeAction, ...]:
-        """The producer told everything; publication may follow once all copies ended.
+        """The producer sealed everything; once this is accepted nothing of it is needed any more.
 
         A Done of another generation fails the transfer and is no proof that this one drained.
         """
         try:
-            self._check_generation(message.generation)
+            require_generation(self._start, message.generation)
         except StaleGeneration as error:
-            return self.abort(error)
-        self._producer_ended = True
-        if self._state in OVER:
+            return self.refuse(error)
+        self._producer.end()
+        if self._state in BEYOND_PEER:
             return (*self._count_late(), *self._drain())
         try:
             self._step_remote(TransferEvent.DONE)
-            self._check_done(message)
+            self._spans.require_all(message.totals)
+            require_logits(message.logits, self._vocab_size)
         except (TransferError, RemoteProtocolError) as error:
             return self.abort(error)
-        self._done = message
+        self._producer.accept(message)
         return self._complete()
 
     def failed(self, reason: str, text: str) -> tuple[DecodeAction, ...]:
         """The producer failed and has drained."""
-        return self._ended_badly(_remote_error(reason, text))
+        return self._ended_badly(remote_error(reason, text))
 
     def cancelled(self) -> tuple[DecodeAction, ...]:
         """The producer stopped and has drained; without our asking that is a failure."""
@@ -293,15 +206,12 @@ class DecodeTransfer:
 
     def _ended_badly(self, error: KVSpanError) -> tuple[DecodeAction, ...]:
         """Take a terminal message; a second one is late."""
-        if self._state in OVER and self._producer_ended:
+        if self._state in BEYOND_PEER and self._producer.has_ended:
             return self._count_late()
         return self.producer_lost(error)
 
     def _step(self, event: TransferEvent) -> None:
-        following = TRANSITIONS.get((self._state, event))
-        if following is None:
-            raise LocalProtocolError("illegal transfer event", state=self._state.value, event=event.value)
-        self._state = following
+        self._state = following(self._state, event)
 
     def _step_remote(self, event: TransferEvent) -> None:
         try:
@@ -309,43 +219,8 @@ class DecodeTransfer:
         except LocalProtocolError as error:
             raise RemoteProtocolError(error.rule, state=error.state, event=error.event) from error
 
-    def _check_identity(self, span: Span) -> None:
-        self._check_generation(span.generation)
-        if span.slot_id != self._start.slot_id:
-            raise SpanOutOfRange("slot_id", span.slot_id, self._start.slot_id)
-
-    def _check_generation(self, generation: int) -> None:
-        if generation != self._start.generation:
-            raise StaleGeneration("generation", self._start.generation, generation)
-
-    def _check_done(self, message: PrefillDone) -> None:
-        self._check_totals(message.totals)
-        if not self._coverage.is_complete:
-            raise CoverageIncomplete(self._coverage.missing())
-        self._check_logits(message.logits)
-
-    def _check_totals(self, totals: tuple[GroupTotals, ...]) -> None:
-        received = self._coverage.statistics().groups
-        if [total.group_index for total in totals] != list(range(len(received))):
-            raise TotalsMismatch("groups", len(totals), len(received))
-        for total, group in zip(totals, received, strict=True):
-            pairs = (
-                ("num_spans", total.num_spans, group.num_spans),
-                ("num_bytes", total.num_bytes, group.span_bytes),
-                ("layer_tokens", total.layer_tokens, group.placed_cells),
-            )
-            for field, theirs, ours in pairs:
-                if theirs != ours:
-                    raise TotalsMismatch(f"group {total.group_index} {field}", theirs, ours)
-
-    def _check_logits(self, logits: bytes) -> None:
-        if len(logits) != 4 * self._vocab_size:
-            raise LogitsInvalid(f"{len(logits)} bytes, expected {4 * self._vocab_size}")
-        if not np.isfinite(np.frombuffer(logits, dtype="<f4")).all():
-            raise LogitsInvalid("a value is not finite")
-
     def _complete(self) -> tuple[DecodeAction, ...]:
-        if self._state is not TransferState.ENDING or self._in_flight:
+        if self._state is not TransferState.ENDING or self._spans.num_in_flight:
             return ()
         self._step(TransferEvent.IMPORTED)
         return (TransferComplete(self.transfer_id),)
@@ -356,20 +231,6 @@ class DecodeTransfer:
         self._step(TransferEvent.DRAINED)
         return (TransferDrained(self.transfer_id),)
 
-    def _release(self, sequence: int) -> DecodeAction:
-        return Send(ReleaseSpan(self.transfer_id, self.attempt, sequence))
-
     def _count_late(self) -> tuple[DecodeAction, ...]:
         self._late_events += 1
         return ()
-
-
-def _remote_error(reason: str, text: str) -> KVSpanError:
-    """Return what a producer's failure means here: what another producer may do better has its own class."""
-    if reason == LeaseExpired.code:
-        return LeaseExpired(text)
-    if reason == ShuttingDown.code:
-        return PeerUnavailable(text)
-    if reason == EngineFailed.code:
-        return PrefillEngineFailed(text)
-    return PrefillFailed(reason, text)

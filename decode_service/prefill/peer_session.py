@@ -133,13 +133,11 @@ class PeerSession:
         """Wait for the next message to send; None when there will be no other."""
         return await self._outgoing.get()
 
-    async def wait_finished(self) -> None:
-        """The peer has ended the stream in order: start nothing, and wait for what needs no more of it."""
-        self._leave(PeerLost("the prefill service ends the session"))
-        await self._transfers.wait_finished()
-
     def close(self, error: KVSpanError) -> None:
-        """The stream has ended: fail what depends on it and abandon the slab."""
+        """The stream has ended: fail what depends on it and abandon the slab.
+
+        What has its producer's end needs the slab only: it is copied to its end and published as ever.
+        """
         self._journal.closed()
         self._carry_out(self._machine.close(error))
         self._outgoing.put_nowait(None)

@@ -233,7 +233,6 @@ class PrefillPeer:
             session.greet()
             watch = SilenceWatch(config.silence_limit_s, config.clock)
             await first_end(self._read(session, call, watch), self._watch(session, watch))
-            await session.wait_finished()
             lost = PeerLost("the prefill service ended the session")
             raise lost
         except grpc.RpcError as error:

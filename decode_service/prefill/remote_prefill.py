@@ -68,7 +68,7 @@ class RemotePrefill:
 
     def prove_complete(self) -> Tensor:
         """See `FinishedPrefill`: all of rule 2 is what `TransferState.COMPLETE` means."""
-        # A complete transfer may be lost with its session before its call has had its turn.
+        # What was given up proves nothing, however complete it was.
         if self._held.error is not None:
             raise self._held.error
         return self._keeper.prove_complete(self._held.transfer_id)

@@ -29,8 +29,8 @@ from common.session.actions import (
     TransferFailed,
 )
 from common.session.decode_side import DecodeSession
-from common.session.decode_transfer import TransferState
 from common.session.messages import StartPrefill
+from common.session.transfer_states import TransferState
 from common.slab.allocator import Slot
 from common.telemetry.logging import log_fields
 from common.telemetry.timeline import SpanRecord, Timeline
@@ -49,9 +49,6 @@ logger = logging.getLogger(__name__)
 
 MIN_TIME_LIMIT_S = 0.001
 """A request whose time is over is about to be cancelled anyway."""
-
-FINISHED = frozenset({TransferState.ENDING, TransferState.COMPLETE})
-"""States of a transfer that needs no more of its producer and is not published."""
 
 DRAIN_LIMIT_S = 10.0
 """Seconds from a transfer's failure to the producer's word that it writes no more."""
@@ -85,7 +82,6 @@ class SessionTransfers:
         self._held: dict[int, HeldTransfer] = {}
         # Invariant: keys are the transfers that the machine counts as not drained.
         self._next_transfer_id = 1
-        self._has_drained = asyncio.Event()
 
     @property
     def backlog_tokens(self) -> int:
@@ -104,12 +100,6 @@ class SessionTransfers:
         for transfer_id, held in self._held.items():
             if held.failed_ns is not None and now_ns - held.failed_ns > DRAIN_LIMIT_S * 1e9:
                 raise PeerLost(f"transfer {transfer_id} did not drain within {DRAIN_LIMIT_S:.0f} s")
-
-    async def wait_finished(self) -> None:
-        """Wait for the transfers that need no more of the peer than it has said."""
-        while any(self._machine.transfer(one).state in FINISHED for one in self._held):
-            self._has_drained.clear()
-            await self._has_drained.wait()
 
     def begin(
         self, request: Request, reservation: Reservation, slot: Slot, timeline: Timeline
@@ -147,9 +137,10 @@ class SessionTransfers:
         transfer = self._machine.transfer(transfer_id)
         if transfer.state is not TransferState.COMPLETE:
             raise InvariantViolation(f"transfer {transfer_id} is {transfer.state.value}, not complete")
-        held.timeline.source_started_ns = transfer.timings.started_ns
-        held.timeline.source_ended_ns = transfer.timings.ended_ns
-        return logits_from_array(np.frombuffer(transfer.logits, dtype="<f4"))
+        done = transfer.producer.done
+        held.timeline.source_started_ns = done.timings.started_ns
+        held.timeline.source_ended_ns = done.timings.ended_ns
+        return logits_from_array(np.frombuffer(done.logits, dtype="<f4"))
 
     def published(self, transfer_id: int) -> None:
         """Record the publication of a transfer's pages."""
@@ -214,7 +205,6 @@ class SessionTransfers:
         held = self._held.pop(transfer_id)
         self._slots.free(held.slot)
         held.reservation.drop(Holder.PRODUCER)
-        self._has_drained.set()
 
 
 def _settle(outcome: asyncio.Future[None], error: KVSpanError | None) -> None:

@@ -135,12 +135,15 @@ class DecodeLife(Life):
             return
         if verdict == "done" and entry.number("generation") != start.generation:
             return
+        # The first end stands, and so does the loss of the peer; a later word is noted and means nothing.
+        if transfer.end:
+            return
         sealed = self.sealed.find(self._key(entry))
         if sealed is not None and sealed.verdict not in ("", verdict):
             self.blame("R6", entry, f"the producer's end is {verdict} here and {sealed.verdict} there")
-        if verdict == "done" and not transfer.end:
+        if verdict == "done":
             transfer.sealed_totals = entry.pairs("totals")
-        transfer.end = transfer.end or verdict
+        transfer.end = verdict
 
     def _completed(self, entry: Entry) -> None:
         transfer = self._transfer(entry)

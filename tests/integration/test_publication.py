@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from common.errors import PeerLost
 from common.kv.digest import DigestKind, digest
-from common.session.messages import Pong, PrefillMessage
-from common.wire.convert import to_proto
+from common.session.messages import Pong, PrefillDone, PrefillMessage
+from common.wire.convert import prefill_message_from_proto, to_proto
 from common.wire.failure import RemoteFailure
-from decode_service.prefill import importer
+from decode_service.prefill import importer, prefill_client
 from kvspan.v1 import transfer_pb2
 from prefill_service import servicer
 from tests.integration.conftest import LoadPair, shared_pair
@@ -142,6 +144,32 @@ async def test_overlap_whole_and_deferred_tell_nothing_before_the_source_has_end
     assert (answer.timings.num_spans_overlapped, answer.timings.overlap) == (0, 0)
 
 
+async def test_y29_a_prompt_whose_end_was_accepted_is_answered_without_its_prefill_service(
+    tmp_path: Path,
+    checkpoints: dict[str, str],
+    load: LoadPair,
+    oracle: Oracle,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Y29: the stream breaks after PrefillDone, while all copies but one wait; the answer is the same."""
+    configs, gate = make_configs(tmp_path, checkpoints["DENSE"]), Gate()
+    monkeypatch.setattr(importer, "digest", digest_after(gate))
+    heard: list[PrefillMessage] = []
+    is_breaking = break_streams(monkeypatch, heard)
+    async with running_pair(*configs, load(*configs)) as pair:
+        asked = asyncio.create_task(pair.ask(PROMPT, 3))
+        gate.let_pass(1)
+        await wait_until(lambda: any(isinstance(message, PrefillDone) for message in heard))
+        first = pair.decode.peers[0].session
+        is_breaking.set()
+        await wait_until(lambda: first is not None and not first.is_open)
+        is_breaking.clear()
+
+        assert not asked.done()
+        gate.open()
+        oracle.assert_greedy(PROMPT, await asked)
+
+
 async def test_m4_stages_sum_to_the_whole(pair: Pair) -> None:
     """M4: the stages of a request sum to its total exactly, and none is negative."""
     timings = (await pair.ask(PROMPT, 3)).timings
@@ -264,6 +292,24 @@ def withhold(patch: pytest.MonkeyPatch, sequence: int) -> None:
 
     withheld: list[transfer_pb2.KVSpan] = []
     patch.setattr(servicer, "to_proto", told)
+
+
+def break_streams(patch: pytest.MonkeyPatch, heard: list[PrefillMessage]) -> threading.Event:
+    """Keep what decode hears, and return what breaks every stream with its next word while it is set."""
+    is_breaking = threading.Event()
+
+    def said(message: PrefillMessage) -> transfer_pb2.TransferResponse:
+        if is_breaking.is_set():
+            raise PeerLost("the stream broke")
+        return to_proto(message)
+
+    def kept(response: transfer_pb2.TransferResponse) -> PrefillMessage:
+        heard.append(prefill_message_from_proto(response))
+        return heard[-1]
+
+    patch.setattr(servicer, "to_proto", said)
+    patch.setattr(prefill_client, "prefill_message_from_proto", kept)
+    return is_breaking
 
 
 def digest_after(gate: Gate) -> Callable[[DigestKind, memoryview], bytes]:

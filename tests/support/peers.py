@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from common.errors import Cancelled, ChecksumMismatch, KVSpanError, LeaseExpired, PeerLost
+from common.errors import Cancelled, ChecksumMismatch, EngineFailed, KVSpanError, LeaseExpired, PeerLost
 from common.kv.coverage import Coverage
 from common.kv.digest import digest
 from common.kv.plan import plan_spans
@@ -41,8 +41,9 @@ from common.session.actions import (
 )
 from common.session.decode_side import WELCOMED, DecodeSession, SessionState
 from common.session.identity import Numerics
-from common.session.messages import DecodeMessage, PrefillMessage, StartPrefill, TransferMode
+from common.session.messages import DecodeMessage, PrefillDone, PrefillMessage, StartPrefill, TransferMode
 from common.session.prefill_side import PrefillSession, PrefillState
+from common.session.transfer_states import END_ACCEPTED
 from common.slab.allocator import Slot, SlotAllocator
 from tests.support.peer_parts import (
     DIGEST,
@@ -58,6 +59,9 @@ from tests.support.sessions import NONCE, make_hello, make_identity, make_offer
 
 SLAB_BYTES = 1_600
 """One long prompt and a half, so that slots are reused all the time."""
+
+OURS = (Cancelled, ChecksumMismatch, EngineFailed)
+"""Failures that happen on this side: a client that goes, bytes that do not match, a copy that breaks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,9 @@ class TransferRecord:
     """Where each required cell lies in the pages."""
 
     coverage: Coverage
+    has_accepted_end: bool = False
+    """Whether the session accepted its Done: then only this side can fail it."""
+
     is_complete: bool = False
     is_published: bool = False
     is_drained: bool = False
@@ -207,7 +214,13 @@ class SessionPair:
         """Hand decode its next message."""
         if not self.to_decode:
             return False
-        self._carry_out_decode(self.decode.receive(self.to_decode.popleft()))
+        message = self.to_decode.popleft()
+        self._carry_out_decode(self.decode.receive(message))
+        if isinstance(message, PrefillDone):
+            for record in self.records.values():
+                if not record.is_drained:
+                    state = self.decode.transfer(record.start.transfer_id).state
+                    record.has_accepted_end |= state in END_ACCEPTED
         return True
 
     def deliver_to_prefill(self) -> bool:
@@ -348,6 +361,7 @@ class SessionPair:
     def _failed(self, record: TransferRecord, error: KVSpanError) -> None:
         assert record.error is None, "failed twice"
         assert not record.is_published, "failed after publication"
+        assert not record.has_accepted_end or isinstance(error, OURS), "failed by the peer after its end"
         record.error = error
 
     def _drained(self, record: TransferRecord) -> None:

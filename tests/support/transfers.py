@@ -7,8 +7,9 @@ from collections.abc import Callable
 from common.errors import Cancelled, ChecksumMismatch, KVSpanError, PeerLost
 from common.kv.spans import Span
 from common.session.actions import ImportSpan, TransferComplete, TransferDrained, TransferFailed
-from common.session.decode_transfer import DecodeTransfer, TransferState
+from common.session.decode_transfer import DecodeTransfer
 from common.session.messages import StartPrefill
+from common.session.transfer_states import TransferState
 from tests.support.factories import make_geometry
 from tests.support.sessions import SPANS, START, make_coverage, make_done
 

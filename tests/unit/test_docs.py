@@ -21,9 +21,9 @@ from common.kv.geometry import DType, GroupGeometry
 from common.kv.ranges import Range
 from common.kv.spans import SPAN_LAYOUT, key_range, span_bytes, value_range
 from common.session.decode_side import SESSION_TRANSITIONS
-from common.session.decode_transfer import TRANSITIONS, TransferState
 from common.session.prefill_job import JOB_TRANSITIONS
 from common.session.prefill_side import PREFILL_SESSION_TRANSITIONS, PrefillState
+from common.session.transfer_states import TRANSITIONS, TransferState
 from common.settings import setting_text
 from common.wire.status import CODES
 from decode_service.config import DecodeConfig

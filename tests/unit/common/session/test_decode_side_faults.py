@@ -215,16 +215,6 @@ def test_close_sends_nothing() -> None:
     assert sent(session.close(LOST)) == []
 
 
-def test_close_fails_what_is_complete_and_not_published() -> None:
-    """The reservation was not readable yet; whether to prefill locally is for others to say."""
-    session = make_open_decode_session()
-    begin(session)
-    tell(session)
-    finish_imports(session)
-
-    assert session.close(LOST) == (TransferFailed(21, LOST), TransferDrained(21), SlabIdle())
-
-
 def test_the_end_of_the_last_copy_after_a_bad_one_makes_the_slab_idle() -> None:
     """A copy that ends badly after close is an end all the same."""
     session = make_open_decode_session()

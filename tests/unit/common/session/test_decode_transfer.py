@@ -11,9 +11,10 @@ from common.errors import (
     RemoteProtocolError,
 )
 from common.session.actions import ImportSpan, Send, TransferComplete
-from common.session.decode_transfer import OVER, TERMINAL, TRANSITIONS, DecodeTransfer, TransferState
-from common.session.decode_transfer import TransferEvent as Event
+from common.session.decode_transfer import DecodeTransfer
 from common.session.messages import PrefillDone, ReleaseSpan
+from common.session.transfer_states import BEYOND_PEER, OVER, TERMINAL, TRANSITIONS, TransferState
+from common.session.transfer_states import TransferEvent as Event
 from tests.support.sessions import (
     SPANS,
     START,
@@ -78,6 +79,7 @@ def test_every_state_can_be_reached_and_terminal_states_have_no_exit() -> None:
     assert reached == set(State)
     assert {state for state in State if not any(before is state for before, _ in TRANSITIONS)} == TERMINAL
     assert TERMINAL | {State.ABORTING} == OVER
+    assert OVER | {State.ENDING, State.COMPLETE} == BEYOND_PEER
 
 
 def test_the_fixtures_stand_where_they_say() -> None:
@@ -98,7 +100,7 @@ def test_an_illegal_local_event_raises_and_changes_nothing(state: TransferState,
 
 
 @pytest.mark.parametrize(
-    ("state", "event"), [pair for pair in UNLISTED if pair[1] in REMOTE and pair[0] not in OVER]
+    ("state", "event"), [pair for pair in UNLISTED if pair[1] in REMOTE and pair[0] not in BEYOND_PEER]
 )
 def test_an_illegal_message_fails_the_transfer(state: TransferState, event: Event) -> None:
     """What the peer breaks costs this transfer and never raises into the session."""
@@ -160,8 +162,8 @@ def test_logits_and_timings_are_those_of_done() -> None:
     """The first token comes from the producer's own last position."""
     transfer = make_ending_transfer()
 
-    assert transfer.logits == make_logits()
-    assert transfer.timings == TIMINGS
+    assert transfer.producer.done.logits == make_logits()
+    assert transfer.producer.done.timings == TIMINGS
 
 
 def test_statistics_count_what_was_placed_and_what_is_in_flight() -> None:

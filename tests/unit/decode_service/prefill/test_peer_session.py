@@ -154,6 +154,7 @@ async def test_nothing_is_proven_before_everything_has_arrived(desk: SessionDesk
 
     with pytest.raises(InvariantViolation, match="not complete"):
         transfer.prefill.prove_complete()
+    transfer.prefill.abort(CAUSE)
 
 
 @pytest.mark.parametrize("making", STATES)

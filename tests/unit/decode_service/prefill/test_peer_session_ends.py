@@ -26,7 +26,6 @@ from tests.support.decode_sessions import (
     requested,
     streaming,
 )
-from tests.support.prefill_peers import turns
 
 pytestmark = pytest.mark.usefixtures("leak_check")
 
@@ -116,8 +115,26 @@ async def test_giving_up_twice_is_giving_up_once(desk: SessionDesk, making: Maki
     assert (transfer.is_free, desk.num_slots) == (True, 0)
 
 
-@pytest.mark.parametrize("making", STATES)
-async def test_a_lost_producer_fails_what_was_not_published(desk: SessionDesk, making: Making) -> None:
+@pytest.mark.parametrize("making", [ending, complete])
+async def test_what_has_its_end_is_published_when_the_peer_is_lost(desk: SessionDesk, making: Making) -> None:
+    """It needs the slab only, which stays mapped until the publication and no longer."""
+    transfer = await making(desk)
+
+    desk.session.close(LOST)
+    assert desk.num_mappings == 1
+    desk.importer.finish()
+    await transfer.prefill.wait()
+    transfer.prefill.prove_complete()
+    transfer.prefill.settle()
+
+    assert (desk.session.slots.is_unmapped, desk.num_slots) == (True, 0)
+    assert not transfer.is_free
+    leave(transfer)
+    assert transfer.is_free
+
+
+@pytest.mark.parametrize("making", [requested, streaming])
+async def test_a_lost_producer_fails_what_it_has_not_ended(desk: SessionDesk, making: Making) -> None:
     """Pages come back with the last copy, and the slab is unmapped not earlier and not later."""
     transfer = await making(desk)
     leave(transfer)
@@ -132,7 +149,7 @@ async def test_a_lost_producer_fails_what_was_not_published(desk: SessionDesk, m
     assert desk.closed == [LOST]
 
 
-@pytest.mark.parametrize("making", STATES[:3])
+@pytest.mark.parametrize("making", [requested, streaming])
 async def test_the_call_that_waits_hears_of_the_loss(desk: SessionDesk, making: Making) -> None:
     """No wait without an end."""
     transfer = await making(desk)
@@ -142,17 +159,6 @@ async def test_the_call_that_waits_hears_of_the_loss(desk: SessionDesk, making: 
 
     with pytest.raises(PeerLost):
         await waiting
-
-
-async def test_a_loss_between_completion_and_publication_is_the_peer_s_loss(desk: SessionDesk) -> None:
-    """It fails the request and not the service: the pages were drained and never published."""
-    transfer = await complete(desk)
-    await transfer.prefill.wait()
-
-    desk.session.close(LOST)
-
-    with pytest.raises(PeerLost):
-        transfer.prefill.prove_complete()
 
 
 async def test_a_published_transfer_outlives_its_session(desk: SessionDesk) -> None:
@@ -250,26 +256,6 @@ async def test_a_peer_that_drains_gets_no_new_transfer(desk: SessionDesk) -> Non
     leave(running)
 
 
-@pytest.mark.parametrize("making", [ending, complete])
-async def test_an_orderly_end_waits_for_what_needs_no_more_of_the_peer(
-    desk: SessionDesk, making: Making
-) -> None:
-    """A peer that drains says Done for the last prompt and then ends the stream."""
-    transfer = await making(desk)
-
-    end = asyncio.create_task(desk.session.wait_finished())
-    await turns()
-    assert not end.done()
-    desk.importer.finish()
-    transfer.prefill.prove_complete()
-    transfer.prefill.settle()
-    await end
-
-    leave(transfer)
-    assert desk.closed
-    desk.closed.clear()
-
-
 async def test_a_peer_that_drains_gets_no_more_prompts_and_the_last_word(desk: SessionDesk) -> None:
     """Who waits for a slot is failed at once; the running prompt goes on, and then the stream may end."""
     transfer = await streaming(desk)
@@ -286,22 +272,6 @@ async def test_a_peer_that_drains_gets_no_more_prompts_and_the_last_word(desk: S
     leave(transfer)
     assert transfer.is_free
     desk.closed.clear()
-
-
-@pytest.mark.parametrize("making", [requested, streaming])
-async def test_an_orderly_end_does_not_wait_for_what_the_peer_left_undone(
-    desk: SessionDesk, making: Making
-) -> None:
-    """It fails with the session."""
-    transfer = await making(desk)
-
-    await desk.session.wait_finished()
-
-    desk.closed.clear()
-    desk.session.close(LOST)
-    desk.importer.finish()
-    leave(transfer)
-    assert transfer.is_free
 
 
 async def test_a_copy_that_ends_after_the_loss_leaves_no_mark(desk: SessionDesk) -> None:

@@ -293,6 +293,30 @@ def test_terminal_message_of_another_attempt_is_no_end(tmp_path: Path) -> None:
     assert report.is_clean, report.findings
 
 
+def test_second_end_of_a_producer_means_nothing(tmp_path: Path) -> None:
+    """Rule 6: the first end stands, and what contradicts it later is no breach of this side."""
+    story = make_story()
+    done = story.index(E.PRODUCER_ENDED, transfer=1)
+    story.repeat(done)
+    story.change(done + 1, verdict="failed")
+
+    report = story.audit(tmp_path)
+
+    assert report.is_clean, report.findings
+
+
+def test_transfer_with_its_end_outlives_its_session(tmp_path: Path) -> None:
+    """Once the producer is done only the slab is needed, and that is unmapped after the publication."""
+    story = make_story()
+    names = ("transfer", "reservation", "generation")
+    story.steps = [step for step in story.steps if 2 not in map(step.fields.get, names)]
+    story.move(story.index(E.SESSION_CLOSED), story.index(E.SPAN_IMPORTED, transfer=1, sequence=2))
+
+    report = story.audit(tmp_path)
+
+    assert report.is_clean, report.findings
+
+
 def test_line_without_a_field_is_named(tmp_path: Path) -> None:
     """A line that does not say what its event must say is a breach of its own."""
     story = make_story()
