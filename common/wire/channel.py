@@ -1,7 +1,9 @@
 """Channels to a service, with the options that suit two processes on one host.
 
-Theory of operation: a dead peer shows at once on one host; keep-alive pings only find one that hangs. Each
-channel has its own connection, so that a session's stream never waits behind another client of the process.
+Theory of operation: a dead peer shows at once on one host; keep-alive pings only find one that hangs. So an
+address at which nobody listens fails a call at once, while a service that listens and is slow to answer is
+waited for as long as the call's own time limit allows. Each channel has its own connection, so that a
+session's stream never waits behind another client of the process.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
     # A restarted service is found again within about a second.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Not a pause, whatever its name says: the time that one attempt to connect may take.
+    ("grpc.min_reconnect_backoff_ms", 20_000),
     ("grpc.use_local_subchannel_pool", 1),
     # The peer is on this host or named on purpose; a proxy for the internet has no part in it.
     ("grpc.enable_http_proxy", 0),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -139,6 +141,44 @@ async def answer_hello(
     yield decode_pb2.GenerateResponse(
         token_ids=[6, 7], text="lo", finish_reason=decode_pb2.FINISH_REASON_STOP, usage={"prompt_tokens": 3}
     )
+
+
+class SlowDoor:
+    """A listener before a real server that lets connections wait until it is opened."""
+
+    def __init__(self, behind: str) -> None:
+        self._host, self._port = behind.rsplit(":", 1)
+        self._is_open = asyncio.Event()
+
+    def open(self) -> None:
+        """Let everybody through who has come or comes."""
+        self._is_open.set()
+
+    async def admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Hold one connection, then carry its bytes both ways."""
+        await self._is_open.wait()
+        inner_reader, inner_writer = await asyncio.open_connection(self._host, int(self._port))
+        await asyncio.gather(_carry(reader, inner_writer), _carry(inner_reader, writer))
+
+
+async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+    writer.close()
+
+
+@asynccontextmanager
+async def slow_door(behind: str) -> AsyncIterator[tuple[SlowDoor, str]]:
+    """Yield a door that is shut, and the address before it."""
+    door = SlowDoor(behind)
+    listener = await asyncio.start_server(door.admit, "127.0.0.1", 0)
+    host, port = listener.sockets[0].getsockname()
+    try:
+        yield door, f"{host}:{port}"
+    finally:
+        door.open()
+        listener.close()
 
 
 @asynccontextmanager
