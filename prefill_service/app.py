@@ -32,7 +32,7 @@ from common.telemetry.logging import log_fields
 from common.wire.server import Server, make_server
 from kvspan.v1 import transfer_pb2_grpc
 from prefill_service.config import PrefillConfig
-from prefill_service.decode_peer import DecodePeer, PeerContext
+from prefill_service.decode_peer import PeerContext
 from prefill_service.engine_loop import EngineLoop
 from prefill_service.engines.base import PrefillEngine
 from prefill_service.engines.torch_engine import TorchEngine
@@ -95,7 +95,7 @@ class PrefillService:
         self._record = open_journal(config.journal, self._offer.boot_id, self._clock.now_ns)
         self._journal = PrefillJournal(self._record)
         self._engine_loop = EngineLoop(loaded.engine, self._offer.granularity, self._queue, self._clock)
-        self._servicer = PrefillServicer(self._make_context, loaded.linears, loaded.threads)
+        self._servicer = PrefillServicer(self._make_context(), loaded.linears, loaded.threads)
         self._server: Server | None = None
         self._engine_task: asyncio.Task[None] | None = None
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -106,6 +106,11 @@ class PrefillService:
         """The peers and their counts."""
         return self._servicer
 
+    @property
+    def engine_loop(self) -> EngineLoop:
+        """What computes, and the job that it has."""
+        return self._engine_loop
+
     async def start(self) -> str:
         """Bind, serve and return the address."""
         self._journal.service_started(self._offer.identity.geometry)
@@ -113,9 +118,7 @@ class PrefillService:
         self._server = make_server([SERVICE_NAME], limits=limits, on_invariant=self.break_off)
         transfer_pb2_grpc.add_PrefillServiceServicer_to_server(self._servicer, self._server.grpc)
         address = self._server.listen(self._config.listen)
-        self._engine_task = asyncio.create_task(
-            self._engine_loop.run(self._servicer.peer), name="engine-loop"
-        )
+        self._engine_task = asyncio.create_task(self._engine_loop.run(), name="engine-loop")
         await self._server.start()
         await self._server.mark_serving()
         logger.info("service.ready", extra=log_fields(address=address, boot_id=self._offer.boot_id))
@@ -163,7 +166,7 @@ class PrefillService:
         finally:
             self._record.close()
 
-    def _make_context(self, on_idle: Callable[[DecodePeer], None]) -> PeerContext:
+    def _make_context(self) -> PeerContext:
         return PeerContext(
             self._offer,
             Path(self._config.slab_dir),
@@ -171,7 +174,6 @@ class PrefillService:
             self._clock,
             self._config.silence_limit_s,
             self._config.credit_wait_s,
-            on_idle,
             self._journal,
         )
 

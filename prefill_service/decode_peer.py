@@ -60,18 +60,17 @@ class PeerContext:
     clock: Clock
     silence_limit_s: float
     credit_wait_s: float
-    on_idle: Callable[[DecodePeer], None]
-    """Called once, when nothing of the peer is left."""
-
     journal: PrefillJournal = field(default_factory=PrefillJournal)
 
 
 class DecodePeer:
-    """Adapter between one stream, the session machine, the slab and the engine."""
+    """Adapter between one stream, the session machine, the slab and the engine; owner of its jobs."""
 
-    def __init__(self, number: int, context: PeerContext) -> None:
+    def __init__(self, number: int, context: PeerContext, on_idle: Callable[[DecodePeer], object]) -> None:
+        """Wait for Hello; `on_idle` is called once, when nothing of the peer is left."""
         self._number = number
         self._context = context
+        self._on_idle = on_idle
         self._loop = asyncio.get_running_loop()
         self._session = PrefillSession(context.offer, HEADER_BYTES)
         self._journal = context.journal.peer()
@@ -167,6 +166,7 @@ class DecodePeer:
     def finish(self, job: Job, outcome: JobResult | KVSpanError) -> None:
         """A started job has ended, well or badly, and writes no more."""
         transfer_id = job.target.start.transfer_id
+        self._judge(outcome)
         self._forget(transfer_id)
         if isinstance(outcome, JobResult):
             timings = outcome.timings
@@ -174,6 +174,21 @@ class DecodePeer:
         else:
             actions = self._session.engine_failed(transfer_id, outcome)
         self._carry_out(actions)
+
+    def _judge(self, outcome: JobResult | KVSpanError) -> None:
+        """Decide whose turn comes when, by how a job of this session held the engine."""
+        match outcome:
+            case LeaseExpired():
+                self._put_last()
+            case JobResult() if self._context.queue.put_in_turn(self._number):
+                logger.info("session.put_in_turn", extra=log_fields(session=self._number))
+            case _:
+                pass
+
+    def _put_last(self) -> None:
+        """Let the other sessions go first until a job of this one ends well."""
+        if self._context.queue.put_last(self._number):
+            logger.warning("session.put_last", extra=log_fields(session=self._number))
 
     def _seal_from_engine(self, span: Span) -> None:
         """Hand a final span to the event loop; on the engine's thread."""
@@ -205,7 +220,7 @@ class DecodePeer:
         assert self._slab is not None
         memory = self._slab.view(start.slot_offset, start.slot_size)
         target = SlotTarget(start, memory, self._session.agreement.digest, self._seal_from_engine)
-        job = Job(self._number, target, self._context.clock.now_ns(), self._context.credit_wait_s)
+        job = Job(self, target, self._context.clock.now_ns(), self._context.credit_wait_s)
         self._jobs[start.transfer_id] = job
         timer = self._loop.call_later(start.time_limit_s, self._expire, start)
         self._timers[start.transfer_id] = timer
@@ -220,6 +235,10 @@ class DecodePeer:
         self._forget(transfer_id)
 
     def _expire(self, start: StartPrefill) -> None:
+        # A job that was computed or queued until its limit came too late, and is no fault of its session; one
+        # that waits for credit has kept the engine from others.
+        if self._jobs[start.transfer_id].is_waiting:
+            self._put_last()
         error = LeaseExpired(f"prefill did not end within {start.time_limit_s:.1f} s")
         self._carry_out(self._session.expire(start.transfer_id, error))
 
@@ -232,4 +251,5 @@ class DecodePeer:
         if self._slab is not None:
             self._slab.close()
             self._slab = None
-        self._context.on_idle(self)
+        self._context.queue.forget(self._number)
+        self._on_idle(self)

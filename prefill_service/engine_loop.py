@@ -1,8 +1,8 @@
 """Runs queued jobs one at a time on the engine's thread.
 
-Theory of operation: the event loop takes the oldest job, asks its peer whether it is still wanted, runs it
-on the one engine thread and hands the outcome back. The event loop never computes, the thread never touches
-the session.
+Theory of operation: the event loop takes the job whose turn it is, asks its owner whether it is still wanted,
+runs it on the one engine thread and hands the outcome to the owner. The event loop never computes, the thread
+never touches the session. A running job hears whether another session waits for the engine.
 
 Ownership: one per service; owns the thread. `run` is cancelled to stop it: it then stops the running job and
 ends only when the thread has.
@@ -20,7 +20,6 @@ from common.kv.plan import SpanGranularity
 from common.runtime.clock import Clock
 from common.runtime.tasks import run_to_end
 from common.telemetry.logging import log_fields
-from prefill_service.decode_peer import DecodePeer
 from prefill_service.engines.base import PrefillEngine
 from prefill_service.job import Job, JobResult, run_job
 from prefill_service.queue import JobQueue
@@ -40,15 +39,21 @@ class EngineLoop:
         self._clock = clock
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefill-engine")
         self._running: Job | None = None
-        self._job_left = asyncio.Event()
-        # Invariant: set by all that may end `wait_idle`: a job that left queue or engine, the loop's end.
-        queue.watch(self._job_left.set)
+        self._changed = asyncio.Event()
+        # Invariant: set by all that anybody waits for: a job that came to the queue or left it, or left the
+        # engine, and the loop's end.
+        queue.watch(self._note_queue)
         self._has_ended = False
 
     @property
     def is_idle(self) -> bool:
         """Whether no job is queued or running."""
         return self._running is None and not len(self._queue)
+
+    @property
+    def running(self) -> Job | None:
+        """The job that the engine has."""
+        return self._running
 
     async def wait_idle(self, limit_s: float) -> bool:
         """Wait until no job is queued or running, at most `limit_s` seconds, and tell whether it came true.
@@ -58,37 +63,46 @@ class EngineLoop:
         try:
             async with asyncio.timeout(limit_s):
                 while not self.is_idle and not self._has_ended:
-                    self._job_left.clear()
-                    await self._job_left.wait()
+                    self._changed.clear()
+                    await self._changed.wait()
         except TimeoutError:
             logger.warning("engine.still_busy", extra=log_fields(limit_s=limit_s, queued=len(self._queue)))
         return self.is_idle and not self._has_ended
 
-    async def run(self, peer_of: Callable[[int], DecodePeer]) -> None:
-        """Run jobs until cancelled; `peer_of` finds a peer by session number.
+    async def run(self, on_idle: Callable[[], object] = lambda: None) -> None:
+        """Run jobs until cancelled; call `on_idle` each time the last one has ended.
 
-        Raises: `InvariantViolation` of the engine or the writer, which is no failure of one job.
+        Raises: `InvariantViolation` of the engine, the writer or `on_idle`, which is no failure of one job.
         """
         try:
             while True:
-                job = await self._queue.take()
-                peer = peer_of(job.session_number)
-                if peer.start(job):
-                    await self._run_job(job, peer)
+                job = await self._next_job()
+                if job.owner.start(job):
+                    await self._run_job(job)
+                if self.is_idle:
+                    on_idle()
         finally:
             self._has_ended = True
-            self._job_left.set()
+            self._changed.set()
             await asyncio.to_thread(self._thread.shutdown)
 
-    async def _run_job(self, job: Job, peer: DecodePeer) -> None:
-        """Run a job and tell its peer how it ended.
+    async def _next_job(self) -> Job:
+        """Wait for a job and take it; one may be gone again before whoever it woke has its turn."""
+        while (job := self._queue.take()) is None:
+            self._changed.clear()
+            await self._changed.wait()
+        return job
+
+    async def _run_job(self, job: Job) -> None:
+        """Run a job and tell its owner how it ended.
 
         When cancelled, it stops the engine and waits for its end first: only then may the slab go.
         """
+        self._running = job
+        self._note_queue()
         work = asyncio.get_running_loop().run_in_executor(
             self._thread, run_to_end, run_job, job, self._engine, self._granularity, self._clock
         )
-        self._running = job
         try:
             await asyncio.wait([work])
         except asyncio.CancelledError:
@@ -97,11 +111,17 @@ class EngineLoop:
             raise
         finally:
             self._running = None
-            self._job_left.set()
+            self._changed.set()
             if work.done():
-                peer.finish(job, _outcome(job, work))
+                job.owner.finish(job, _outcome(job, work))
         if isinstance(work.exception(), InvariantViolation):
             work.result()
+
+    def _note_queue(self) -> None:
+        """Wake who waits for a change, and tell the running job whether another session waits."""
+        self._changed.set()
+        if self._running is not None:
+            self._running.contest(self._queue.others_wait(self._running.owner.number))
 
 
 def _outcome(job: Job, work: asyncio.Future[JobResult]) -> JobResult | KVSpanError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -26,10 +25,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
     """Serves sessions; the peers of ended streams stay listed until their slab is idle."""
 
-    def __init__(
-        self, make_context: Callable[[Callable[[DecodePeer], None]], PeerContext], linears: str, threads: int
-    ) -> None:
-        self._context = make_context(self._forget)
+    def __init__(self, context: PeerContext, linears: str, threads: int) -> None:
+        self._context = context
         self._linears = linears
         self._threads = threads
         self._peers: dict[int, DecodePeer] = {}
@@ -48,7 +45,7 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
     async def Transfer(self, request_iterator: Any, context: Context) -> None:  # noqa: N802
         """Serve one session until either side ends it."""
         self._refuse_when_shutting_down()
-        peer = DecodePeer(self._next_number, self._context)
+        peer = DecodePeer(self._next_number, self._context, self._forget)
         self._next_number += 1
         self._peers[peer.number] = peer
         watch = SilenceWatch(self._context.silence_limit_s, self._context.clock)
@@ -62,10 +59,6 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
         finally:
             self._streams.discard(stream)
             peer.close()
-
-    def peer(self, number: int) -> DecodePeer:
-        """Return a peer that is not idle yet, by session number."""
-        return self._peers[number]
 
     @property
     def peers(self) -> tuple[DecodePeer, ...]:

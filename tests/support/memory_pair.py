@@ -140,7 +140,7 @@ class MemoryPair:
         hello = replace(make_hello(IDENTITY), slab=SlabHandle(slab.name, slab.size_bytes, SPAN_LAYOUT))
         session, remote = (
             PeerSession(hello, slab, self.decode),
-            DecodePeer(len(self.decode_peers), self.prefill),
+            DecodePeer(len(self.decode_peers), self.prefill, lambda idle: self.changed.set()),
         )
         self.peer.join(session)
         self.decode_peers.append(remote)
@@ -247,7 +247,7 @@ async def memory_pair(slab_dir: Path, policy: LossPolicy = LossPolicy.FAIL) -> A
         admission.fail_waiting(session, error)
 
     queue: JobQueue[Job] = JobQueue()
-    prefill = PeerContext(OFFER, slab_dir, queue, clock, 30.0, 30.0, lambda idle: changed.set())
+    prefill = PeerContext(OFFER, slab_dir, queue, clock, 30.0, 30.0)
     decode = SessionContext(importer, on_change, on_closed, clock, journal)
     pair = MemoryPair(
         core=core,
@@ -266,7 +266,7 @@ async def memory_pair(slab_dir: Path, policy: LossPolicy = LossPolicy.FAIL) -> A
         decode=decode,
     )
     engine_loop = EngineLoop(engine, OFFER.granularity, queue, clock)
-    engine_task = asyncio.create_task(engine_loop.run(pair.decode_peers.__getitem__))
+    engine_task = asyncio.create_task(engine_loop.run())
     await pair.connect()
     try:
         yield pair

@@ -42,6 +42,11 @@ class PeerDesk:
         maps = Path("/proc/self/maps").read_text()
         return sum(self.slab.name in line for line in maps.splitlines())
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the session goes after all others."""
+        return self.queue.is_last(self.peer.number)
+
     async def greet(self) -> PrefillMessage | None:
         """Say Hello and return the answer."""
         handle = SlabHandle(self.slab.name, self.slab.size_bytes, SPAN_LAYOUT)
@@ -58,9 +63,10 @@ class PeerDesk:
         await self.peer.next_message()
         return start
 
-    async def take(self) -> Job:
-        """Take the oldest job as the engine loop does."""
-        job = await self.queue.take()
+    def take(self) -> Job:
+        """Take the job whose turn it is as the engine loop does."""
+        job = self.queue.take()
+        assert job is not None
         assert self.peer.start(job)
         return job
 
@@ -93,9 +99,9 @@ def make_peer_desk(slab_dir: Path, queue: JobQueue[Job] | None = None, number: i
     """Yield a session that waits for Hello; needs a running event loop."""
     queue = queue if queue is not None else JobQueue()
     idle: list[DecodePeer] = []
-    context = PeerContext(make_offer(), slab_dir, queue, ManualClock(10), 3.0, 7.0, idle.append)
+    context = PeerContext(make_offer(), slab_dir, queue, ManualClock(10), 3.0, 7.0)
     with SlabSegment.create(slab_dir, SLAB_BYTES, "decode-boot") as slab:
-        yield PeerDesk(slab, queue, DecodePeer(number, context), idle)
+        yield PeerDesk(slab, queue, DecodePeer(number, context, idle.append), idle)
 
 
 def spans_of(messages: Iterable[PrefillMessage | None]) -> list[Span]:

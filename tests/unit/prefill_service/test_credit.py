@@ -11,7 +11,7 @@ from common.kv.plan import PlannedSpan
 from common.kv.ranges import Range
 from common.runtime.clock import ManualClock
 from prefill_service import credit
-from prefill_service.credit import CreditRing, CreditTerms
+from prefill_service.credit import CONTESTED_WAIT_S, CreditRing, CreditTerms
 
 SHARES = (Range(0, 320), Range(320, 512))
 WAIT_S = 7.0
@@ -33,11 +33,11 @@ class SteppingClock(ManualClock):
 
 
 class Desk:
-    """A window, and a thread that asks it for room."""
+    """A ring, and a thread that asks it for room."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
-        self.clock, self.stop = SteppingClock(), threading.Event()
-        self.ring = CreditRing(SHARES, CreditTerms(WAIT_S, self.stop, self.clock))
+        self.clock, self.stop, self.contested = SteppingClock(), threading.Event(), threading.Event()
+        self.ring = CreditRing(SHARES, CreditTerms(WAIT_S, self.stop, self.clock, self.contested))
         self._pool = pool
 
     def seal(self, sequence: int, length: int, group_index: int = 0) -> int:
@@ -54,6 +54,11 @@ class Desk:
             assert self.clock.reads.acquire(timeout=LONG_S)
         return opened
 
+    def contest(self) -> None:
+        """Have another session wait for the engine."""
+        self.contested.set()
+        self.ring.wake()
+
     def release(self, sequence: int) -> None:
         """Give a span back, and see the thread that waits look at the clock."""
         self.ring.release(sequence)
@@ -67,7 +72,7 @@ def make_planned(length: int, group_index: int = 0) -> PlannedSpan:
 
 @pytest.fixture
 def desk() -> Iterator[Desk]:
-    """A window with everything free."""
+    """A ring with everything free."""
     with ThreadPoolExecutor(max_workers=1) as pool:
         desk = Desk(pool)
         yield desk
@@ -236,6 +241,133 @@ def test_bytes_that_came_back_lengthen_the_bound(monkeypatch: pytest.MonkeyPatch
 
     with pytest.raises(LeaseExpired, match=r"within 10\.5 s"):
         opened.result(LONG_S)
+
+
+def test_a_contested_wait_ends_at_the_short_bound(desk: Desk) -> None:
+    """Somebody else could be served; what is waited for is said."""
+    desk.seal(0, 320)
+    desk.contest()
+    opened = desk.wait_for(64)
+
+    desk.clock.advance_s(CONTESTED_WAIT_S)
+    desk.ring.wake()
+
+    with pytest.raises(LeaseExpired) as late:
+        opened.result(LONG_S)
+    assert str(late.value) == (
+        "no credit for 64 bytes of group 0 within 1 s while another session waits for the engine "
+        "(1 spans sealed and not released)"
+    )
+
+
+def test_a_contested_wait_below_the_short_bound_goes_on(desk: Desk) -> None:
+    """One nanosecond is left: a copy of milliseconds fails nobody."""
+    desk.seal(0, 320)
+    desk.contest()
+    opened = desk.wait_for(64)
+
+    desk.clock.advance_ns(round(CONTESTED_WAIT_S * 1e9) - 1)
+    desk.ring.wake()
+    assert desk.clock.reads.acquire(timeout=LONG_S)
+    assert not opened.done()
+    desk.ring.release(0)
+
+    assert opened.result(LONG_S) == 0
+
+
+def test_a_long_wait_that_becomes_contested_ends_at_once(desk: Desk) -> None:
+    """It has had its time while nobody else waited."""
+    desk.seal(0, 320)
+    opened = desk.wait_for(64)
+    desk.clock.advance_s(3)
+
+    desk.contest()
+
+    with pytest.raises(LeaseExpired, match="another session waits"):
+        opened.result(LONG_S)
+
+
+def test_a_wait_that_is_contested_no_more_has_its_whole_bound(desk: Desk) -> None:
+    """Whoever waited has gone."""
+    desk.seal(0, 320)
+    desk.contest()
+    opened = desk.wait_for(64)
+
+    desk.contested.clear()
+    desk.clock.advance_s(WAIT_S - 1)
+    desk.ring.wake()
+    assert desk.clock.reads.acquire(timeout=LONG_S)
+    assert not opened.done()
+    desk.ring.release(0)
+
+    assert opened.result(LONG_S) == 0
+
+
+def test_contested_waits_count_together(desk: Desk) -> None:
+    """A decode that gives one span back just before each short bound gains nothing."""
+    desk.seal(0, 320)
+    desk.contest()
+    opened = desk.wait_for(320)
+    desk.clock.advance_s(0.75)
+    desk.release(0)
+    assert opened.result(LONG_S) == 0
+    desk.ring.sealed(1, make_planned(320))
+    opened = desk.wait_for(320)
+
+    desk.clock.advance_s(0.25)
+    desk.ring.wake()
+
+    with pytest.raises(LeaseExpired):
+        opened.result(LONG_S)
+
+
+def test_bytes_that_came_back_make_up_for_contested_waits(
+    monkeypatch: pytest.MonkeyPatch, desk: Desk
+) -> None:
+    """A prompt of any size gets through to a decode that copies at a fair speed."""
+    monkeypatch.setattr(credit, "BYTES_PER_WAIT", 320 * WAIT_S)
+    desk.seal(0, 320)
+    desk.contest()
+    for sequence in (1, 2, 3):
+        opened = desk.wait_for(320)
+        desk.clock.advance_s(0.75)
+        desk.release(sequence - 1)
+        assert opened.result(LONG_S) == 0
+        desk.ring.sealed(sequence, make_planned(320))
+
+    assert desk.ring.statistics().waited_ns == 2_250_000_000
+
+
+def test_bytes_that_came_back_buy_no_longer_contested_wait(
+    monkeypatch: pytest.MonkeyPatch, desk: Desk
+) -> None:
+    """A decode that stops after a good start holds the engine no longer than one that never begins."""
+    monkeypatch.setattr(credit, "BYTES_PER_WAIT", 320)
+    desk.seal(0, 320)
+    desk.ring.release(0)
+    desk.seal(1, 320)
+    desk.contest()
+    opened = desk.wait_for(64)
+
+    desk.clock.advance_s(CONTESTED_WAIT_S)
+    desk.ring.wake()
+
+    with pytest.raises(LeaseExpired):
+        opened.result(LONG_S)
+
+
+def test_a_ring_says_since_when_it_waits(desk: Desk) -> None:
+    """And that it does not any more; what waits took is kept."""
+    desk.seal(0, 320)
+    opened = desk.wait_for(64)
+    assert (desk.ring.is_waiting, desk.ring.statistics().waiting_since_ns) == (True, 1_000)
+
+    desk.clock.advance_ns(70)
+    desk.ring.release(0)
+    opened.result(LONG_S)
+
+    assert (desk.ring.is_waiting, desk.ring.statistics().waiting_since_ns) == (False, None)
+    assert desk.ring.statistics().waited_ns == 70
 
 
 def test_a_stop_ends_the_wait_at_once(desk: Desk) -> None:

@@ -90,7 +90,7 @@ async def test_a_start_is_accepted_and_queued(desk: PeerDesk) -> None:
     desk.peer.receive(start)
 
     assert await desk.peer.next_message() == PrefillAccepted(21, 1, 0)
-    job = await desk.take()
+    job = desk.take()
     assert (job.key, len(job.target.memory)) == ((3, 21), start.slot_size)
     job.target.memory[:3] = b"abc"
     assert bytes(desk.slab.view(start.slot_offset, 3)) == b"abc"
@@ -103,7 +103,7 @@ async def test_a_job_is_told_span_by_span_and_then_done(desk: PeerDesk) -> None:
     start = await desk.start()
     expected = [(span.offset, span.length) for span in make_spans(start)]
 
-    await desk.run(await desk.take())
+    await desk.run(desk.take())
 
     *told, done = await desk.said(len(expected) + 1)
     spans = spans_of(told)
@@ -126,7 +126,7 @@ async def test_a_queued_job_is_cancelled_at_once(desk: PeerDesk) -> None:
     assert await desk.said(1) == [PrefillCancelled(21, 1)]
     assert len(desk.queue) == 1
     assert desk.peer.statistics().pinned_bytes == 8192
-    job = await desk.take()
+    job = desk.take()
     assert job.key == (3, 22)
     await desk.run(job)
 
@@ -135,7 +135,7 @@ async def test_a_running_job_says_cancelled_only_when_the_engine_has_ended(desk:
     """The word is the proof that no byte moves any more; spans written meanwhile are not told."""
     await desk.greet()
     await desk.start()
-    job = await desk.take()
+    job = desk.take()
 
     desk.cancel()
     assert job.stop.is_set()
@@ -156,8 +156,8 @@ async def test_an_engine_that_fails_fails_its_job_alone(desk: PeerDesk) -> None:
     engine = make_engine()
     engine.skipped = {0}
 
-    await desk.run(await desk.take(), engine)
-    await desk.run(await desk.take())
+    await desk.run(desk.take(), engine)
+    await desk.run(desk.take())
 
     failed, *told = await desk.said(8)
     assert isinstance(failed, PrefillFailed)
@@ -179,10 +179,13 @@ async def test_a_queued_job_fails_when_its_time_is_over(desk: PeerDesk) -> None:
 
 
 async def test_a_running_job_is_stopped_when_its_time_is_over(desk: PeerDesk) -> None:
-    """The engine is told to stop, and the verdict waits for its end."""
+    """The engine is told to stop, and the verdict waits for its end.
+
+    Its session is not put last: the prompt waited for its turn, or is long, and would be later still.
+    """
     await desk.greet()
     await desk.start(time_limit_s=0.001)
-    job = await desk.take()
+    job = desk.take()
 
     await asyncio.to_thread(job.stop.wait)
     assert desk.peer.statistics().num_jobs == 1
@@ -190,7 +193,36 @@ async def test_a_running_job_is_stopped_when_its_time_is_over(desk: PeerDesk) ->
 
     (failed,) = await desk.said(1)
     assert isinstance(failed, PrefillFailed)
-    assert failed.reason == LeaseExpired.code
+    assert (failed.reason, desk.is_last) == (LeaseExpired.code, False)
+
+
+async def test_a_session_whose_job_found_no_credit_goes_last_until_a_job_of_it_ends_well(
+    desk: PeerDesk,
+) -> None:
+    """A job that ends in another way says nothing about it."""
+    await desk.greet()
+    for transfer_id in (21, 22, 23):
+        await desk.start(transfer_id)
+    is_last = [desk.is_last]
+
+    for error in (LeaseExpired("no credit"), EngineFailed("a device was lost")):
+        job = desk.take()
+        job.target.memory.release()
+        desk.peer.finish(job, error)
+        is_last.append(desk.is_last)
+    await desk.run(desk.take())
+
+    assert [*is_last, desk.is_last] == [False, True, True, False]
+
+
+async def test_a_session_that_went_last_is_forgotten_with_its_end(desk: PeerDesk) -> None:
+    """Nothing is kept of a session that is gone."""
+    await desk.greet()
+    desk.queue.put_last(desk.peer.number)
+
+    desk.peer.close()
+
+    assert not desk.is_last
 
 
 async def test_closing_with_queued_jobs_frees_the_slab_at_once(desk: PeerDesk) -> None:
@@ -211,7 +243,7 @@ async def test_closing_while_the_engine_runs_keeps_the_slab_until_it_ends(desk: 
     await desk.greet()
     await desk.start(21)
     await desk.start(22)
-    job = await desk.take()
+    job = desk.take()
 
     desk.peer.close()
     assert job.stop.is_set()
@@ -232,7 +264,7 @@ async def test_a_drain_is_told_while_a_job_goes_on(desk: PeerDesk) -> None:
     desk.peer.leave()
 
     assert await desk.said(1) == [GoAway("the prefill service is shutting down")]
-    await desk.run(await desk.take())
+    await desk.run(desk.take())
     *_, done = await desk.said(len(make_spans(start)) + 1)
     assert isinstance(done, PrefillDone)
 

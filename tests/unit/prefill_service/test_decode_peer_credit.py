@@ -7,16 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import LeaseExpired
 from common.kv.digest import DigestKind, digest
 from common.kv.ranges import Range
 from common.session.messages import (
     PrefillAccepted,
     PrefillCancelled,
     PrefillDone,
+    PrefillFailed,
     ReleaseSpan,
     SpanSealed,
     TransferMode,
 )
+from prefill_service.job import Job
 from tests.support.prefill_peers import PeerDesk, make_peer_desk
 from tests.support.sessions import make_start
 
@@ -28,9 +31,10 @@ SPAN_BYTES = 384
 class RingDesk:
     """A session in which transfer 21 runs through a slot that holds one of its six spans."""
 
-    def __init__(self, desk: PeerDesk, run: "asyncio.Task[None]") -> None:
+    def __init__(self, desk: PeerDesk, job: Job) -> None:
         self.desk = desk
-        self.run = run
+        self.job = job
+        self.run = asyncio.create_task(desk.run(job))
 
     async def next_span(self) -> SpanSealed:
         """Return the next span sealed, compared with what lies in the slab."""
@@ -44,65 +48,89 @@ class RingDesk:
         """Give the bytes of a span back."""
         self.desk.peer.receive(ReleaseSpan(21, 1, sequence))
 
+    async def until_waiting(self) -> None:
+        """Return when the engine waits for credit."""
+        # The engine's thread says nothing when it begins to wait: there is no event to wait for.
+        while not self.job.is_waiting:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the session goes after all others."""
+        return self.desk.is_last
+
 
 @pytest.fixture
-async def window(slab_dir: Path) -> AsyncIterator[RingDesk]:
-    """A transfer whose first span will be told, and whose second waits for credit."""
+async def ring(slab_dir: Path) -> AsyncIterator[RingDesk]:
+    """A transfer whose first span will be sealed, and whose second waits for credit."""
     with make_peer_desk(slab_dir) as desk:
         await desk.greet()
         desk.peer.receive(replace(make_start(21), slot_size=SPAN_BYTES, mode=TransferMode.STREAM))
         assert await desk.peer.next_message() == PrefillAccepted(21, 1, 0)
-        yield RingDesk(desk, asyncio.create_task(desk.run(await desk.take())))
+        yield RingDesk(desk, desk.take())
         assert desk.peer.statistics().num_jobs == 0
         desk.peer.close()
         assert desk.idle == [desk.peer]
 
 
-async def test_every_release_lets_one_span_more_be_told(window: RingDesk) -> None:
+async def test_every_release_lets_one_span_more_be_told(ring: RingDesk) -> None:
     """The same bytes carry the whole prompt, one span after another."""
     for sequence in range(6):
-        told = await window.next_span()
+        told = await ring.next_span()
         assert told.span.sequence == sequence
         assert Range(4096, 4096 + SPAN_BYTES).contains(told.span.extent)
-        window.release(sequence)
+        ring.release(sequence)
 
-    await window.run
-    assert isinstance(await window.desk.peer.next_message(), PrefillDone)
-    assert window.desk.peer.statistics().released_spans == 6
+    await ring.run
+    assert isinstance(await ring.desk.peer.next_message(), PrefillDone)
+    assert ring.desk.peer.statistics().released_spans == 6
 
 
-async def test_a_release_twice_is_no_credit(window: RingDesk) -> None:
+async def test_a_release_twice_is_no_credit(ring: RingDesk) -> None:
     """The second span is not released by the word for the first."""
-    await window.next_span()
-    window.release(0)
-    second = await window.next_span()
-    before = bytes(window.desk.slab.view(second.span.offset, SPAN_BYTES))
+    await ring.next_span()
+    ring.release(0)
+    second = await ring.next_span()
+    before = bytes(ring.desk.slab.view(second.span.offset, SPAN_BYTES))
 
-    window.release(0)
-    window.release(2)
-    window.desk.cancel()
-    await window.run
+    ring.release(0)
+    ring.release(2)
+    ring.desk.cancel()
+    await ring.run
 
-    assert window.desk.peer.statistics().ignored_releases == 2
-    assert bytes(window.desk.slab.view(second.span.offset, SPAN_BYTES)) == before
+    assert ring.desk.peer.statistics().ignored_releases == 2
+    assert bytes(ring.desk.slab.view(second.span.offset, SPAN_BYTES)) == before
 
 
-async def test_a_cancel_ends_the_wait_for_credit(window: RingDesk) -> None:
+async def test_a_cancel_ends_the_wait_for_credit(ring: RingDesk) -> None:
     """At once, and it is said when nothing is written any more."""
-    await window.next_span()
+    await ring.next_span()
 
-    window.desk.cancel()
-    await window.run
+    ring.desk.cancel()
+    await ring.run
 
-    assert await window.desk.said(1) == [PrefillCancelled(21, 1)]
+    assert await ring.desk.said(1) == [PrefillCancelled(21, 1)]
 
 
-async def test_the_end_of_the_stream_ends_the_wait_for_credit(window: RingDesk) -> None:
+async def test_the_end_of_the_stream_ends_the_wait_for_credit(ring: RingDesk) -> None:
     """No release can come any more; the slab is unmapped when the engine has let go."""
-    await window.next_span()
+    await ring.next_span()
 
-    window.desk.peer.close()
-    await window.run
+    ring.desk.peer.close()
+    await ring.run
 
-    assert window.desk.idle == [window.desk.peer]
-    assert window.desk.num_mappings == 1
+    assert ring.desk.idle == [ring.desk.peer]
+    assert ring.desk.num_mappings == 1
+
+
+async def test_a_session_that_keeps_the_engine_waiting_until_a_time_limit_goes_last(ring: RingDesk) -> None:
+    """It may choose its limits below every bound of credit."""
+    await ring.next_span()
+    await ring.until_waiting()
+
+    ring.desk.peer._expire(ring.job.target.start)  # as its timer does
+    await ring.run
+
+    (failed,) = await ring.desk.said(1)
+    assert isinstance(failed, PrefillFailed)
+    assert (failed.reason, ring.is_last) == (LeaseExpired.code, True)

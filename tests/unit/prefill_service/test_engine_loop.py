@@ -13,7 +13,6 @@ from common.errors import EngineFailed, InvariantViolation
 from common.kv.ranges import Range
 from common.runtime.clock import ManualClock
 from common.session.messages import PrefillCancelled, PrefillDone, PrefillFailed
-from prefill_service.decode_peer import DecodePeer
 from prefill_service.engine_loop import EngineLoop
 from prefill_service.job import Job
 from prefill_service.queue import JobQueue
@@ -35,11 +34,11 @@ class Bench:
         self.engine: PatternEngine = make_engine()
         self.loop = EngineLoop(self.engine, GRANULARITY, queue, ManualClock())
         self.entered, self.may_go = asyncio.Event(), threading.Event()
-        self._peers = {desk.peer.number: desk.peer for desk in (first, second)}
-        self.task = asyncio.create_task(self.loop.run(self._peer))
+        self.num_idle = 0
+        self.task = asyncio.create_task(self.loop.run(self._note_idle))
 
-    def _peer(self, number: int) -> DecodePeer:
-        return self._peers[number]
+    def _note_idle(self) -> None:
+        self.num_idle += 1
 
     def hold(self) -> None:
         """Stop the engine at its next layer until `may_go` is set."""
@@ -215,6 +214,61 @@ async def test_nobody_waits_for_jobs_of_a_loop_that_broke(
         assert not bench.loop.is_idle
         with pytest.raises(InvariantViolation, match="a page was lost"):
             await bench.task
+
+
+async def test_a_running_job_hears_whether_another_session_waits(slab_dir: Path) -> None:
+    """Not of its own session's jobs; and that nobody waits any more."""
+    async with make_bench(slab_dir) as bench:
+        bench.hold()
+        await bench.first.start(21)
+        await bench.entered.wait()
+        job = bench.loop.running
+        assert job is not None
+
+        await bench.first.start(22)
+        assert not job.contested.is_set()
+        await bench.second.start(21)
+        assert job.contested.is_set()
+        bench.second.cancel(21)
+        assert not job.contested.is_set()
+
+        bench.may_go.set()
+        await bench.loop.wait_idle(60)
+
+
+async def test_a_job_hears_at_its_start_that_another_session_waits(slab_dir: Path) -> None:
+    """It came while another was computed; the last one of all hears that nobody waits."""
+    async with make_bench(slab_dir) as bench:
+        seen: dict[tuple[int, int], bool] = {}
+
+        def on_layer(chunk: Range, layer: int) -> None:
+            bench.may_go.wait()
+            job = bench.loop.running
+            assert job is not None
+            seen.setdefault(job.key, job.contested.is_set())
+
+        bench.engine.on_layer = on_layer
+        for desk, transfer_id in ((bench.first, 21), (bench.first, 22), (bench.second, 21)):
+            await desk.start(transfer_id)
+        bench.may_go.set()
+        await bench.loop.wait_idle(60)
+
+        assert seen == {(1, 21): True, (2, 21): True, (1, 22): False}
+
+
+async def test_the_end_of_the_last_job_is_told(slab_dir: Path) -> None:
+    """Once, and not while another waits."""
+    async with make_bench(slab_dir) as bench:
+        bench.hold()
+        await bench.first.start()
+        await bench.second.start()
+        await bench.entered.wait()
+
+        bench.may_go.set()
+        await bench.loop.wait_idle(60)
+        await turns()
+
+        assert bench.num_idle == 1
 
 
 async def test_waiting_for_idle_ends_with_the_last_job(slab_dir: Path) -> None:

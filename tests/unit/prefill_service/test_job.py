@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -28,11 +28,26 @@ FOREVER_S = 20.0
 """Longer than any test may take."""
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose job it is: a number, for a job that no engine loop runs."""
+
+    number: int
+
+    def start(self, job: Job) -> bool:
+        """See `JobOwner`."""
+        raise NotImplementedError
+
+    def finish(self, job: Job, outcome: object) -> None:
+        """See `JobOwner`."""
+        raise NotImplementedError
+
+
 def make_job(told: list[Span], slot: Range = SLOT, mode: TransferMode = TransferMode.STREAM) -> Job:
     """Return a job of five tokens accepted at 40 ns."""
     start = replace(make_start(), slot_size=len(slot), mode=mode)
     target = SlotTarget(start, memoryview(bytearray(len(slot))), DigestKind.OFF, told.append)
-    return Job(3, target, accepted_ns=40, credit_wait_s=0)
+    return Job(Owner(3), target, accepted_ns=40, credit_wait_s=0)
 
 
 def assert_released(job: Job) -> None:
