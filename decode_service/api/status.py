@@ -8,8 +8,7 @@ from common.kv.digest import DigestKind
 from common.session.identity import PeerIdentity
 from common.session.messages import TransferMode
 from common.session.negotiation import PROTOCOL_VERSIONS
-from common.wire.convert import identity_to_proto
-from common.wire.convert_identity import versions_to_proto
+from common.wire.convert_identity import IDENTITY, VERSIONS
 from common.wire.enums import DIGESTS, MODES
 from decode_service.api.responses import ROUTES
 from decode_service.cache.admission import Admission
@@ -69,9 +68,9 @@ class Reporter:
         """Return what the service is and can."""
         facts = self._facts
         return pb.DecodeServiceGetCapabilitiesResponse(
-            versions=versions_to_proto(PROTOCOL_VERSIONS),
+            versions=VERSIONS.write(PROTOCOL_VERSIONS),
             boot_id=facts.boot_id,
-            identity=identity_to_proto(facts.identity),
+            identity=IDENTITY.write(facts.identity),
             modes=[MODES.number(mode) for mode in TransferMode],
             default_mode=MODES.number(facts.default_mode),
             default_route=ROUTES[facts.default_route],

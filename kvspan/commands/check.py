@@ -130,13 +130,13 @@ def _is_open(peer: PeerStatus) -> bool:
 
 def hello_of(capabilities: DecodeServiceGetCapabilitiesResponse) -> Hello:
     """Return the Hello that a decode service with these capabilities sends; the slab in it is none."""
-    from common.wire.convert_identity import identity_from_proto, versions_from_proto
+    from common.wire.convert_identity import IDENTITY, VERSIONS
     from common.wire.enums import DIGESTS, MODES
 
     return Hello(
-        versions=versions_from_proto("capabilities.versions", capabilities.versions),
+        versions=VERSIONS.read("capabilities.versions", capabilities.versions),
         boot_id=capabilities.boot_id,
-        identity=identity_from_proto("capabilities.identity", capabilities.identity),
+        identity=IDENTITY.read("capabilities.identity", capabilities.identity),
         modes=MODES.offered("capabilities.modes", capabilities.modes),
         digests=DIGESTS.offered("capabilities.digests", capabilities.digests),
         slab=SlabHandle(name="", size_bytes=0, layout=SPAN_LAYOUT),

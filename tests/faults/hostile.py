@@ -39,9 +39,9 @@ from common.slab.segment import SlabSegment
 from common.wire.convert import (
     capabilities_to_proto,
     decode_message_from_proto,
-    identity_from_proto,
     to_proto,
 )
+from common.wire.convert_identity import IDENTITY
 from kvspan.v1 import geometry_pb2
 from kvspan.v1 import transfer_pb2 as pb
 
@@ -88,7 +88,7 @@ class HostilePrefill:
     def __init__(self, address: str, identity: geometry_pb2.PeerIdentity, slab_dir: Path) -> None:
         self.script: Script | None = None
         self._address = address
-        self._identity = identity_from_proto("identity", identity)
+        self._identity = IDENTITY.read("identity", identity)
         self._slab_dir = slab_dir
         self._server = grpc.aio.server()
         self._streams: set[asyncio.Future[None]] = set()

@@ -17,7 +17,7 @@ import grpc
 from common.session.negotiation import PROTOCOL_VERSIONS
 from common.slab.segment import SlabSegment
 from common.wire.channel import make_channel
-from common.wire.convert_identity import versions_to_proto
+from common.wire.convert_identity import VERSIONS
 from kvspan.v1 import geometry_pb2, transfer_pb2_grpc
 from kvspan.v1 import transfer_pb2 as pb
 
@@ -38,7 +38,7 @@ class Impostor:
         """Return an honest Hello, or one that names another slab."""
         layout = geometry_pb2.SPAN_LAYOUT_LAYER_KV_TOKEN_HEAD_DIM
         fields: dict[str, Any] = {
-            "versions": versions_to_proto(PROTOCOL_VERSIONS),
+            "versions": VERSIONS.write(PROTOCOL_VERSIONS),
             "boot_id": "impostor",
             "identity": self.identity,
             "modes": [geometry_pb2.TRANSFER_MODE_STREAM],

@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import RemoteProtocolError
 from common.session.messages import CancelPrefill, DecodeMessage, ReleaseSpan, StartPrefill
-from common.wire.convert_decode import decode_message_from_proto, decode_message_to_proto
+from common.wire.convert import decode_message_from_proto, to_proto
 from kvspan.v1 import transfer_pb2 as pb
 from kvspan.v1.geometry_pb2 import DIGEST_KIND_OFF, TRANSFER_MODE_STREAM
 from tests.support.wire import make_hello_message, make_start_message
@@ -21,7 +21,7 @@ from tests.support.wire import make_hello_message, make_start_message
 )
 def test_message_comes_back_equal(message: DecodeMessage) -> None:
     """Nothing of a message is lost between encoding and decoding."""
-    encoded = decode_message_to_proto(message).SerializeToString()
+    encoded = to_proto(message).SerializeToString()
 
     assert decode_message_from_proto(pb.TransferRequest.FromString(encoded)) == message
 
@@ -35,7 +35,7 @@ def test_request_is_refused_when_it_holds_no_message() -> None:
 @pytest.mark.parametrize("part", ["versions", "identity", "slab"])
 def test_hello_is_refused_when_a_part_is_missing(part: str) -> None:
     """Every part of a hello is needed to negotiate."""
-    proto = decode_message_to_proto(make_hello_message())
+    proto = to_proto(make_hello_message())
     proto.hello.ClearField(part)
 
     with pytest.raises(RemoteProtocolError, match=f"hello.{part}"):
@@ -54,7 +54,7 @@ def test_hello_is_refused_when_a_part_is_missing(part: str) -> None:
 )
 def test_hello_is_refused_when_a_part_is_too_long(part: pb.Hello, field: str) -> None:
     """A peer does not choose how long the service is busy with its words."""
-    proto = decode_message_to_proto(make_hello_message())
+    proto = to_proto(make_hello_message())
     proto.hello.MergeFrom(part)
 
     with pytest.raises(RemoteProtocolError, match=f"^hello.{field}: must have at most"):
@@ -63,10 +63,8 @@ def test_hello_is_refused_when_a_part_is_too_long(part: pb.Hello, field: str) ->
 
 def test_words_for_people_are_cut() -> None:
     """The cause of a cancel and the client's name for a request go to logs, whatever their length."""
-    cancel = decode_message_from_proto(decode_message_to_proto(CancelPrefill(21, 2, "x" * 5000)))
-    start = decode_message_from_proto(
-        decode_message_to_proto(replace(make_start_message(), request_id="x" * 5000))
-    )
+    cancel = decode_message_from_proto(to_proto(CancelPrefill(21, 2, "x" * 5000)))
+    start = decode_message_from_proto(to_proto(replace(make_start_message(), request_id="x" * 5000)))
 
     assert isinstance(cancel, CancelPrefill)
     assert isinstance(start, StartPrefill)
@@ -76,7 +74,7 @@ def test_words_for_people_are_cut() -> None:
 @pytest.mark.parametrize("name", ["", ".", "..", "../etc/passwd", "/dev/shm/x", "a\0b"])
 def test_hello_is_refused_when_its_slab_leaves_the_slab_directory(name: str) -> None:
     """A slab is named by a file name, so that no peer can make us open another file."""
-    proto = decode_message_to_proto(make_hello_message())
+    proto = to_proto(make_hello_message())
     proto.hello.slab.name = name
 
     with pytest.raises(RemoteProtocolError, match=r"hello\.slab\.name"):
@@ -88,7 +86,7 @@ def test_hello_is_refused_when_its_slab_leaves_the_slab_directory(name: str) -> 
 )
 def test_start_is_refused_when_a_number_makes_no_sense(field: str, value: int) -> None:
     """A field outside what any correct decode sends is named with its value."""
-    proto = decode_message_to_proto(make_start_message())
+    proto = to_proto(make_start_message())
     setattr(proto.start_prefill, field, value)
 
     with pytest.raises(RemoteProtocolError, match=f"start_prefill.{field} is {value}:"):
@@ -97,7 +95,7 @@ def test_start_is_refused_when_a_number_makes_no_sense(field: str, value: int) -
 
 def test_start_is_refused_when_it_has_no_time_limit() -> None:
     """A transfer without a limit could hold a slot for ever."""
-    proto = decode_message_to_proto(make_start_message())
+    proto = to_proto(make_start_message())
     proto.start_prefill.ClearField("time_limit")
 
     with pytest.raises(RemoteProtocolError, match=r"start_prefill\.time_limit"):

@@ -10,12 +10,11 @@ import pytest
 
 from common.errors import RemoteProtocolError
 from common.wire.convert_identity import (
+    GRANULARITY,
+    IDENTITY,
+    VERSIONS,
     geometry_from_proto,
     geometry_to_proto,
-    granularity_from_proto,
-    identity_from_proto,
-    identity_to_proto,
-    versions_from_proto,
 )
 from common.wire.fields import MAX_CONFIG_CHARS, MAX_CONFIG_FIELDS, MAX_LAYERS, MAX_TEXT_CHARS
 from kvspan.v1 import geometry_pb2, transfer_pb2
@@ -27,7 +26,7 @@ def test_identity_comes_back_equal() -> None:
     """Nothing of an identity is lost or reordered on the wire."""
     identity = make_peer_identity()
 
-    assert identity_from_proto("x", identity_to_proto(identity)) == identity
+    assert IDENTITY.read("x", IDENTITY.write(identity)) == identity
 
 
 def test_geometry_tells_the_group_of_every_layer() -> None:
@@ -138,10 +137,10 @@ def test_geometry_is_kept_when_it_has_the_largest_number_of_layers() -> None:
 )
 def test_config_is_refused_when_it_is_larger_than_any_model_has(config: dict[str, str], message: str) -> None:
     """Number of keys, their length and that of their values are the peer's choice."""
-    proto = identity_to_proto(replace(make_peer_identity(), config_fields=tuple(config.items())))
+    proto = IDENTITY.write(replace(make_peer_identity(), config_fields=tuple(config.items())))
 
     with pytest.raises(RemoteProtocolError, match=f"^x.{re.escape(message)}: must have at most"):
-        identity_from_proto("x", proto)
+        IDENTITY.read("x", proto)
 
 
 def test_config_is_kept_when_it_is_the_largest() -> None:
@@ -150,7 +149,7 @@ def test_config_is_kept_when_it_is_the_largest() -> None:
     config = tuple((f"{index:04}".rjust(MAX_TEXT_CHARS, "k"), value) for index, value in enumerate(values))
     identity = replace(make_peer_identity(), config_fields=config)
 
-    assert identity_from_proto("x", identity_to_proto(identity)) == identity
+    assert IDENTITY.read("x", IDENTITY.write(identity)) == identity
 
 
 @pytest.mark.parametrize(
@@ -158,29 +157,29 @@ def test_config_is_kept_when_it_is_the_largest() -> None:
 )
 def test_identity_is_refused_when_a_text_of_it_is_too_long(field: str) -> None:
     """Every text that is compared has a limit."""
-    proto = identity_to_proto(make_peer_identity())
+    proto = IDENTITY.write(make_peer_identity())
     part, name = field.split(".")
     setattr(getattr(proto, part), name, "x" * 1025)
 
     with pytest.raises(RemoteProtocolError, match=f"^x.{field} is '1025 characters'"):
-        identity_from_proto("x", proto)
+        IDENTITY.read("x", proto)
 
 
 def test_name_of_a_model_is_cut() -> None:
     """It is for people alone and may be a path of any length."""
-    proto = identity_to_proto(replace(make_peer_identity(), model_name="x" * 5000))
+    proto = IDENTITY.write(replace(make_peer_identity(), model_name="x" * 5000))
 
-    assert len(identity_from_proto("x", proto).model_name) == MAX_TEXT_CHARS
+    assert len(IDENTITY.read("x", proto).model_name) == MAX_TEXT_CHARS
 
 
 @pytest.mark.parametrize("part", ["fingerprint", "geometry", "numerics"])
 def test_identity_is_refused_when_a_part_is_missing(part: str) -> None:
     """An identity without a part would compare equal to nothing and differ in everything."""
-    proto = identity_to_proto(make_peer_identity())
+    proto = IDENTITY.write(make_peer_identity())
     proto.ClearField(part)
 
     with pytest.raises(RemoteProtocolError, match=f"welcome.identity.{part} is None"):
-        identity_from_proto("welcome.identity", proto)
+        IDENTITY.read("welcome.identity", proto)
 
 
 @pytest.mark.parametrize(("minimum", "maximum"), [(0, 1), (3, 2), (0, 0)])
@@ -188,8 +187,8 @@ def test_versions_are_refused_when_no_range(minimum: int, maximum: int) -> None:
     """Versions count from 1 and the lowest is not above the highest."""
     proto = transfer_pb2.VersionRange(minimum=minimum, maximum=maximum)
 
-    with pytest.raises(RemoteProtocolError, match=f"'{minimum}..{maximum}'"):
-        versions_from_proto("hello.versions", proto)
+    with pytest.raises(RemoteProtocolError, match=f"'minimum {minimum}, maximum {maximum}'"):
+        VERSIONS.read("hello.versions", proto)
 
 
 @pytest.mark.parametrize(
@@ -200,4 +199,4 @@ def test_granularity_is_refused_when_it_cuts_no_spans(chunk: int, minimum: int, 
     proto = transfer_pb2.SpanGranularity(chunk_tokens=chunk, min_span_bytes=minimum, max_span_bytes=maximum)
 
     with pytest.raises(RemoteProtocolError, match="granularity"):
-        granularity_from_proto("welcome.granularity", proto)
+        GRANULARITY.read("welcome.granularity", proto)

@@ -11,7 +11,7 @@ from common.kv.digest import DigestKind
 from common.kv.plan import SpanGranularity
 from common.session.messages import VersionRange
 from common.session.negotiation import PROTOCOL_VERSIONS, compared_fields
-from common.wire.convert_identity import identity_to_proto, versions_to_proto
+from common.wire.convert_identity import IDENTITY, VERSIONS
 from common.wire.enums import DIGESTS, MODES
 from kvspan.commands import check
 from kvspan.commands.check import (
@@ -178,9 +178,9 @@ def test_capabilities_of_decode_say_what_it_would_open_a_session_with() -> None:
     """Nothing but the slab is lost between a Hello and the capabilities."""
     hello = make_hello()
     capabilities = decode_pb2.DecodeServiceGetCapabilitiesResponse(
-        versions=versions_to_proto(hello.versions),
+        versions=VERSIONS.write(hello.versions),
         boot_id=hello.boot_id,
-        identity=identity_to_proto(hello.identity),
+        identity=IDENTITY.write(hello.identity),
         modes=[MODES.number(mode) for mode in hello.modes],
         digests=[DIGESTS.number(kind) for kind in hello.digests],
     )
