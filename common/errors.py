@@ -377,3 +377,11 @@ class EngineFailed(EngineError, code="ENGINE_FAILED"):
 
 class InvariantViolation(Exception):
     """Something that can only be our own bug; ends the service after the journal is written."""
+
+
+def told(error: BaseException) -> str:
+    """Return what anybody may read of an error that became part of another one.
+
+    The text of an exception that nobody here wrote may name files, processes or a prompt; the log has it.
+    """
+    return str(error) if isinstance(error, KVSpanError) else type(error).__name__

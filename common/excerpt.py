@@ -1,7 +1,8 @@
 """How much is shown of a text that somebody else chose.
 
 Theory of operation: values of a peer stand in errors, logs and answers to clients. A peer that is broken or
-hostile may send megabytes of them, so whoever quotes one quotes its start.
+hostile may send megabytes of them, so whoever quotes one quotes its start; what goes to logs loses the
+characters that would steer a terminal.
 """
 
 from __future__ import annotations
@@ -16,3 +17,8 @@ MARK = "…"
 def excerpt(text: str, limit: int = SHOWN_CHARS) -> str:
     """Return a text of at most `limit` characters; one that was longer ends with `MARK`."""
     return text if len(text) <= limit else text[: limit - len(MARK)] + MARK
+
+
+def printable(text: str, limit: int = SHOWN_CHARS) -> str:
+    """Return the excerpt of what a person can see of a text: without control characters and line breaks."""
+    return excerpt("".join(filter(str.isprintable, text[: 2 * limit])), limit)

@@ -302,7 +302,7 @@ class DecodeService:
             routes=self._routes,
             default_mode=config.transfer,
         )
-        return RequestReader(loaded.tokenizer, limits)
+        return RequestReader(loaded.tokenizer, limits, self._boot_id)
 
     def _make_reporter(self) -> Reporter:
         facts = Facts(

@@ -25,6 +25,7 @@ from common.errors import (
     PeerLost,
     PeerUnavailable,
     PrefillEngineFailed,
+    RequestError,
     ShuttingDown,
 )
 from common.model.text import Tokenizer
@@ -157,9 +158,10 @@ class DecodeCore:
         yet, which comes back on its own.
         """
         self._enter()
-        request, outcome = None, "failed"
+        request, outcome, reason = None, "failed", ""
         try:
             request = await self._read(read)
+            logger.info("request.started", extra=_description(request))
             async with aclosing(self._run(request, timeline)) as lists:
                 async for events in lists:
                     yield events
@@ -168,11 +170,15 @@ class DecodeCore:
         except (asyncio.CancelledError, GeneratorExit):
             outcome = self._given_up(request, timeline)
             raise
-        except KVSpanError:
-            outcome = "failed" if timeline.reserved_ns else "refused"
+        except KVSpanError as error:
+            outcome, reason = "failed" if timeline.reserved_ns else "refused", error.code
+            # What a client asked for, a shorter time included, is no loss.
+            if request is not None and outcome == "failed" and not isinstance(error, RequestError):
+                fields = log_fields(request_id=request.request_id, reason=reason, problem=str(error))
+                logger.error("request.failed", extra=fields)
             raise
         finally:
-            self._leave(request, outcome)
+            self._leave(request, outcome, reason)
 
     async def _read(self, read: Read) -> Request:
         """Return a request once it is read; nobody reads for a service that ends."""
@@ -231,7 +237,7 @@ class DecodeCore:
         else:
             await self._owners.router.wait_open(REOPEN_WAIT_S)
         self._counts.retried += 1
-        fields = log_fields(request_id=request.request_id, attempt=attempt + 1, cause=error)
+        fields = log_fields(request_id=request.request_id, attempt=attempt + 1, cause=str(error))
         logger.warning("request.retried", extra=fields)
         return request
 
@@ -331,7 +337,7 @@ class DecodeCore:
         self._counts.live += 1
         self._idle.clear()
 
-    def _leave(self, request: Request | None, outcome: str) -> None:
+    def _leave(self, request: Request | None, outcome: str, reason: str) -> None:
         counts = self._counts
         counts.live -= 1
         counts.finished += outcome == "finished"
@@ -342,5 +348,16 @@ class DecodeCore:
             self._idle.set()
         if request is None:
             return
-        fields = log_fields(request_id=request.request_id, outcome=outcome, tokens=request.prompt_len)
+        fields = log_fields(request_id=request.request_id, outcome=outcome, reason=reason)
         logger.info("request.ended", extra=fields)
+
+
+def _description(request: Request) -> dict[str, object]:
+    """Return the fields of the first line about a request, which joins our name for it with the client's."""
+    return log_fields(
+        request_id=request.request_id,
+        client_request_id=request.client_request_id,
+        tokens=request.prompt_len,
+        route=request.route.value,
+        mode=request.mode.value,
+    )

@@ -60,7 +60,7 @@ class Request:
     """What to generate and how; every field is valid."""
 
     request_id: str
-    """Made by this service; unique in its life. The client's own name is only logged."""
+    """Made by this service, unique over its lives; every line about a request has it, in both services."""
 
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
@@ -74,6 +74,9 @@ class Request:
     mode: TransferMode
     time_limit_s: float
     """Seconds from arrival, after which the request fails."""
+
+    client_request_id: str = ""
+    """The client's own name for it, fit to be logged; never a key."""
 
     @property
     def prompt_len(self) -> int:

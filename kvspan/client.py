@@ -85,7 +85,7 @@ class Completion:
     """One entry per token when asked for."""
 
     request_id: str
-    """Name of the request in the logs of the service."""
+    """Name of the request in the logs of both services."""
 
 
 class Client:

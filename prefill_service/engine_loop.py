@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from common.errors import EngineFailed, InvariantViolation, KVSpanError
+from common.errors import EngineFailed, InvariantViolation, KVSpanError, told
 from common.kv.plan import SpanGranularity
 from common.runtime.clock import Clock
 from common.runtime.tasks import run_to_end
@@ -129,8 +129,8 @@ def _outcome(job: Job, work: asyncio.Future[JobResult]) -> JobResult | KVSpanErr
     error = work.exception()
     if error is None:
         return work.result()
-    if isinstance(error, KVSpanError):
+    if isinstance(error, KVSpanError) and not isinstance(error, EngineFailed):
         return error
     fields = log_fields(transfer_id=job.target.start.transfer_id)
     logger.error("engine.failed", exc_info=error, extra=fields)
-    return EngineFailed(f"{type(error).__name__}: {error}")
+    return error if isinstance(error, EngineFailed) else EngineFailed(told(error))

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from common.errors import Cancelled, EngineFailed, PromptTooLong
+from common.errors import Cancelled, EngineFailed, PromptTooLong, told
 from common.kv.geometry import KVGeometry, LayerGeometry
 from common.kv.ranges import Range
 from common.kv.writer import KVWriter, Rows
@@ -132,7 +132,7 @@ class ChunkedPrefill:
                 logits_to_keep=1,
             )
         except (RuntimeError, IndexError) as error:
-            raise EngineFailed(f"prefill of {chunk}: {error}") from error
+            raise EngineFailed(f"prefill of {chunk}: {told(error)}") from error
 
 
 def numerics(model: PreTrainedModel, chunk_tokens: int, linears: LinearReport) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import itertools
 from dataclasses import dataclass
 
 from common.errors import InvalidRequest, PromptTooLong, UnknownModel, Violation
+from common.excerpt import printable
 from common.model.text import LONG_TEXT_CHARS, Tokenizer
 from common.session.messages import TransferMode
 from common.wire.enums import MODES
@@ -26,6 +27,12 @@ MAX_STOP_CHARS = 1024
 """Of one stop string; as much text may be held back."""
 
 MAX_REQUEST_ID_CHARS = 256
+
+LOGGED_REQUEST_ID_CHARS = 128
+"""Of a client's own name for a request, in the log."""
+
+LIFE_CHARS = 8
+"""Of the boot id, in the name of a request: a prefill service may serve several lives of several services."""
 
 LONG_TOKENS_BYTES = 64 << 10
 """A larger request takes more than a millisecond to read, whatever it consists of."""
@@ -51,9 +58,10 @@ class RequestLimits:
 class RequestReader:
     """Reads requests."""
 
-    def __init__(self, tokenizer: Tokenizer, limits: RequestLimits) -> None:
+    def __init__(self, tokenizer: Tokenizer, limits: RequestLimits, boot_id: str) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
+        self._life = boot_id[:LIFE_CHARS]
         self._numbers = itertools.count(1)
 
     def is_long(self, request: pb.GenerateRequest) -> bool:
@@ -84,7 +92,8 @@ class RequestReader:
         self._check_fits("context tokens", len(prompt_ids) + sampling.max_new_tokens)
         eos_ids = () if request.sampling.ignore_eos else limits.eos_ids
         return Request(
-            request_id=self._name(request),
+            request_id=f"{self._life}-{next(self._numbers):06d}",
+            client_request_id=printable(request.request_id, LOGGED_REQUEST_ID_CHARS),
             prompt_ids=prompt_ids,
             sampling=sampling,
             stop=tuple(request.sampling.stop),
@@ -195,8 +204,3 @@ class RequestReader:
         if request.transfer == geometry_pb2.TRANSFER_MODE_UNSPECIFIED:
             return self._limits.default_mode
         return MODES.native("transfer", request.transfer)
-
-    def _name(self, request: pb.GenerateRequest) -> str:
-        """Return a name that is unique here, whatever the client calls its requests."""
-        number = f"{next(self._numbers):06d}"
-        return f"{number}-{request.request_id}" if request.request_id else number

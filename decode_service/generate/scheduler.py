@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from common.errors import Cancelled, EngineFailed, InvariantViolation, KVSpanError
+from common.errors import Cancelled, EngineFailed, InvariantViolation, KVSpanError, told
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -133,7 +133,7 @@ class Scheduler(Generic[AnyLane]):
 
     def fail(self, error: Exception) -> list[Event[AnyLane]]:
         """Take out all lanes of the last `plan`, whose step raised: their KV is undefined."""
-        failure = EngineFailed(f"decode step: {type(error).__name__}: {error}")
+        failure = EngineFailed(f"decode step: {told(error)}")
         return self._leave([Event(lane, failure) for lane in self._active])
 
     def close(self, reason: KVSpanError) -> list[Event[AnyLane]]:
@@ -159,4 +159,4 @@ def _cancelled(lane: AnyLane) -> Event[AnyLane]:
 
 
 def _failed(lane: AnyLane, part: str, error: Exception) -> Event[AnyLane]:
-    return Event(lane, EngineFailed(f"{part}: {type(error).__name__}: {error}"), error)
+    return Event(lane, EngineFailed(f"{part}: {told(error)}"), error)

@@ -11,6 +11,7 @@ until `done` has been called, so neither can be reused under a copy (rule 4).
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,15 +19,18 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from common.errors import ChecksumMismatch, EngineFailed, InvariantViolation, KVSpanError
+from common.errors import ChecksumMismatch, EngineFailed, InvariantViolation, KVSpanError, told
 from common.kv.digest import DigestKind, digest
 from common.kv.geometry import KVGeometry
 from common.kv.spans import Span, key_range, value_range
 from common.runtime.clock import Clock
 from common.runtime.invariants import raise_break, raise_on
+from common.telemetry.logging import log_fields
 from common.telemetry.timeline import SpanRecord
 from decode_service.cache.storage import Kind, PagedStorage
 from decode_service.cache.tables import PageTable
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,9 @@ class ImportJob:
     digest: DigestKind
     done: Callable[[SpanRecord | KVSpanError], None]
     """Called on the event loop, exactly once."""
+
+    request_id: str = ""
+    """For the log."""
 
 
 class Importer:
@@ -84,9 +91,12 @@ class Importer:
             self._copy(job)
         except InvariantViolation as error:
             raise_on(self._loop, error)
-            return EngineFailed(f"import of span {span.sequence}: {error}")
-        except Exception as error:  # noqa: BLE001 - a copy that breaks fails its transfer, never the thread
-            return EngineFailed(f"import of span {span.sequence}: {type(error).__name__}: {error}")
+            return EngineFailed(f"import of span {span.sequence}: {told(error)}")
+        except Exception as error:
+            # A copy that breaks fails its transfer, never the thread.
+            fields = log_fields(request_id=job.request_id, sequence=span.sequence)
+            logger.exception("import.failed", extra=fields)
+            return EngineFailed(f"import of span {span.sequence}: {told(error)}")
         return SpanRecord(
             span.sequence, span.length, span.written_ns, span.sealed_ns, start_ns, self._clock.now_ns()
         )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,12 +24,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import Cancelled, CoverageIncomplete, EngineFailed, InvariantViolation, KVSpanError
+from common.errors import (
+    Cancelled,
+    CoverageIncomplete,
+    EngineFailed,
+    InvariantViolation,
+    KVSpanError,
+    RequestError,
+    told,
+)
 from common.kv.geometry import KVGeometry
 from common.model.prefill import ChunkedPrefill
 from common.runtime.clock import Clock
 from common.runtime.invariants import raise_on
 from common.runtime.tasks import run_to_end
+from common.telemetry.logging import log_fields
 from common.telemetry.timeline import Timeline
 from decode_service.cache.reservation import Holder, Reservation
 from decode_service.cache.storage import PagedStorage
@@ -39,6 +49,8 @@ from decode_service.request import Request
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +190,9 @@ class LocalEngine:
         if error is None:
             prompt.outcome.set_result(finished.result())
             return
+        if not isinstance(error, RequestError):
+            fields = log_fields(request_id=prompt.request.request_id)
+            logger.error("engine.failed", exc_info=error, extra=fields)
         prompt.outcome.set_exception(_as_ours(error))
         prompt.outcome.exception()
         if isinstance(error, InvariantViolation):
@@ -192,6 +207,6 @@ def _as_ours(error: BaseException) -> KVSpanError:
     """Return an error as the call hears it; one that is not ours becomes `EngineFailed`."""
     if isinstance(error, KVSpanError):
         return error
-    failure = EngineFailed(f"{type(error).__name__}: {error}")
+    failure = EngineFailed(told(error))
     failure.__cause__ = error
     return failure

@@ -272,7 +272,7 @@ class PrefillPeer:
         self._state, self._boot_id = PeerState.OPEN, session.welcome.boot_id
         self._problem = self._logged_problem = None
         self._num_sessions += 1
-        fields = log_fields(target=self._target, peer_boot_id=session.welcome.boot_id)
+        fields = log_fields(target=self._target, peer_boot_id=self._boot_id, slab=session.slots.name)
         logger.info("session.opened", extra=fields)
         self._context.on_change()
 

@@ -24,6 +24,9 @@ class HeldTransfer:
     """What a transfer holds until it has drained."""
 
     transfer_id: int
+    request_id: str
+    """Name of the request in the logs of both services."""
+
     slot: Slot
     prompt_len: int
     reservation: Reservation

@@ -26,6 +26,11 @@ class SessionSlots:
         self._allocator = SlotAllocator(slab.data)
 
     @property
+    def name(self) -> str:
+        """Name of the slab, by which the logs of both services know the session."""
+        return self._slab.name
+
+    @property
     def data(self) -> Range:
         """The bytes of the slab that can be leased."""
         return self._slab.data

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.errors import InvariantViolation, KVSpanError, PeerLost
+from common.errors import InvariantViolation, KVSpanError, PeerLost, RequestError
 from common.kv.coverage import Coverage
 from common.kv.spans import Span
 from common.runtime.clock import Clock
@@ -118,10 +118,14 @@ class SessionTransfers:
             raise
         outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         outcome.add_done_callback(_retrieve)
-        held = HeldTransfer(start.transfer_id, slot, request.prompt_len, reservation, timeline, outcome)
+        held = HeldTransfer(
+            start.transfer_id, request.request_id, slot, request.prompt_len, reservation, timeline, outcome
+        )
         reservation.hold(Holder.PRODUCER)
         self._held[start.transfer_id] = held
         self._journal.transfer_started(start, reservation, required)
+        fields = self._names(held) | {"tokens": request.prompt_len, "slot_bytes": slot.size}
+        logger.info("transfer.started", extra=log_fields(**fields))
         self._carry_out(actions)
         return RemotePrefill(self, held)
 
@@ -192,17 +196,33 @@ class SessionTransfers:
         table = held.reservation.pages.tables[span.group_index]
         welcome = self._machine.welcome
         assert welcome is not None
-        self._importer.submit(ImportJob(span, self._slots.view(span), table, welcome.digest, done))
+        source = self._slots.view(span)
+        self._importer.submit(ImportJob(span, source, table, welcome.digest, done, held.request_id))
+
+    def _names(self, held: HeldTransfer) -> dict[str, object]:
+        """Return what a line about a transfer is found by, in the logs of both services."""
+        return {
+            "request_id": held.request_id,
+            "transfer_id": held.transfer_id,
+            "slab": self._slots.name,
+        }
 
     def _fail(self, transfer_id: int, error: KVSpanError) -> None:
-        logger.warning("transfer.failed", extra=log_fields(transfer_id=transfer_id, error=error))
         held = self._held[transfer_id]
+        fields = log_fields(**self._names(held), reason=error.code, problem=str(error))
+        if isinstance(error, RequestError):
+            logger.info("transfer.cancelled", extra=fields)
+        else:
+            logger.warning("transfer.failed", extra=fields)
         held.error = error
         held.failed_ns = self._clock.now_ns()
         _settle(held.outcome, error)
 
     def _drained(self, transfer_id: int) -> None:
         held = self._held.pop(transfer_id)
+        outcome = held.error.code if held.error is not None else "published"
+        fields = log_fields(**self._names(held), outcome=outcome, spans=len(held.timeline.spans))
+        logger.info("transfer.drained", extra=fields)
         self._slots.free(held.slot)
         held.reservation.drop(Holder.PRODUCER)
 

@@ -102,7 +102,7 @@ THEIRS = "(default: the service's)"
 @click.option(
     "--request-id",
     metavar="NAME",
-    help="name of the request in the logs, behind a number (default: the number)",
+    help="logged beside the name that the service gives it (default: none)",
 )
 @click.option("--model", metavar="NAME", help="refuse unless this model is served (default: not checked)")
 @click.option(

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from common.errors import EngineFailed
+from common.errors import EngineFailed, told
 from common.kv.geometry import GroupGeometry, KVGeometry
 from common.kv.ranges import Range
 from common.model import attention
@@ -92,7 +92,7 @@ class TorchBackend:
                 use_cache=True,
             )
         except (RuntimeError, IndexError) as error:
-            raise EngineFailed(f"step of {len(batch)} lanes: {error}") from error
+            raise EngineFailed(f"step of {len(batch)} lanes: {told(error)}") from error
 
 
 class _LayerPages:

@@ -192,3 +192,9 @@ def test_the_docstring_names_every_class() -> None:
     documented = set(re.findall(r"\b[A-Z]\w+\b", errors.__doc__))
 
     assert {kind.__name__ for kind in CLASSES} | {"InvariantViolation"} <= documented
+
+
+def test_of_a_foreign_exception_only_the_type_is_told() -> None:
+    """Its text may name files and processes of the host, or hold a prompt; ours do not."""
+    assert errors.told(OSError("/run/private.sock is gone")) == "OSError"
+    assert errors.told(errors.LogitsInvalid("a value is not finite")) == "logits: a value is not finite"

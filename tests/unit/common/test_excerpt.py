@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.excerpt import MARK, SHOWN_CHARS, excerpt
+from common.excerpt import MARK, SHOWN_CHARS, excerpt, printable
 
 
 @pytest.mark.parametrize("text", ["", "short", "x" * SHOWN_CHARS])
@@ -17,3 +17,9 @@ def test_a_longer_text_is_cut_and_says_so() -> None:
     """The mark counts, so that the result is never longer than the limit."""
     assert excerpt("abcdefg", 5) == "abcd" + MARK
     assert len(excerpt("x" * 4_000_000)) == SHOWN_CHARS
+
+
+def test_what_goes_to_a_log_steers_no_terminal() -> None:
+    """Control characters, line breaks and marks of direction are left out; other scripts are not."""
+    assert printable("a\x1b[31m\nb\u202e\x7f é 語") == "a[31mb é 語"
+    assert printable("x" * 9, 5) == "xxxx…"

@@ -128,7 +128,7 @@ async def test_a_failing_engine_fails_its_request_alone(slab_dir: Path) -> None:
         pair.engine.on_layer = on_layer
         broken, whole = start(pair, make_request()), start(pair, make_request())
 
-        with pytest.raises(PrefillEngineFailed, match="a device was lost"):
+        with pytest.raises(PrefillEngineFailed, match="RuntimeError"):
             await broken
         assert "".join(await whole) == "defg"
         assert counts_of(pair) == RequestCounts(submitted=2, finished=1, failed=1)
@@ -182,7 +182,7 @@ async def test_a_prompt_that_every_engine_fails_at_is_tried_a_few_times(slab_dir
 
         pair.engine.on_layer = on_layer
 
-        with pytest.raises(PrefillEngineFailed, match="a device was lost"):
+        with pytest.raises(PrefillEngineFailed, match="RuntimeError"):
             await start(pair, make_request())
         assert counts_of(pair) == RequestCounts(submitted=1, failed=1, retried=2)
 

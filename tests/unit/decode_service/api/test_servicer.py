@@ -32,6 +32,8 @@ pytestmark = pytest.mark.usefixtures("leak_check")
 LONG_S = 20.0
 """Longest time a thread of a test may take; it takes milliseconds."""
 
+BOOT_ID = "5e3a90b1c2d4f607"
+
 LIMITS = RequestLimits(
     model_name="tiny",
     vocab_size=VOCAB_SIZE,
@@ -114,7 +116,9 @@ async def make_desk(slab_dir: Path) -> AsyncIterator[Desk]:
     """Yield a servicer; long texts are let go at the end."""
     async with memory_pair(slab_dir) as pair:
         tokenizer, reporter = HeldTokenizer(), cast("Reporter", None)
-        servicer = DecodeServicer(pair.core, RequestReader(tokenizer, LIMITS), reporter, SystemClock())
+        servicer = DecodeServicer(
+            pair.core, RequestReader(tokenizer, LIMITS, BOOT_ID), reporter, SystemClock()
+        )
         try:
             yield Desk(pair, servicer, tokenizer)
         finally:

@@ -14,6 +14,8 @@ from kvspan.v1 import decode_pb2 as pb
 from kvspan.v1 import geometry_pb2
 from tests.support.decoding import TOKENIZER
 
+BOOT_ID = "5e3a90b1c2d4f607"
+
 LIMITS = RequestLimits(
     model_name="tiny",
     vocab_size=VOCAB_SIZE,
@@ -32,7 +34,7 @@ def read(
     request: pb.GenerateRequest, *, limits: RequestLimits = LIMITS, time_remaining_s: float | None = None
 ) -> Request:
     """Read one request."""
-    return RequestReader(TOKENIZER, limits).read(request, time_remaining_s)
+    return RequestReader(TOKENIZER, limits, BOOT_ID).read(request, time_remaining_s)
 
 
 def ask(**fields: object) -> pb.GenerateRequest:
@@ -162,7 +164,7 @@ def test_a_chat_that_the_template_refuses_hides_nothing_else() -> None:
     request = pb.GenerateRequest(chat=pb.ChatPrompt(messages=[turn]), sampling=pb.SamplingParams(n=2))
     pretrained = make_byte_tokenizer()
     pretrained.chat_template = None
-    reader = RequestReader(Tokenizer(pretrained), LIMITS)
+    reader = RequestReader(Tokenizer(pretrained), LIMITS, BOOT_ID)
 
     with pytest.raises(InvalidRequest) as refusal:
         reader.read(request, None)
@@ -228,7 +230,7 @@ def test_a_request_that_takes_long_to_read_is_told_by_its_size(
     request_: pb.GenerateRequest, is_long: bool
 ) -> None:
     """So that whoever reads it does not do so on the event loop."""
-    assert RequestReader(TOKENIZER, LIMITS).is_long(request_) is is_long
+    assert RequestReader(TOKENIZER, LIMITS, BOOT_ID).is_long(request_) is is_long
 
 
 def test_what_fits_exactly_is_taken() -> None:
@@ -249,15 +251,23 @@ def test_another_model_is_refused_by_name() -> None:
 
 
 def test_equal_names_of_a_client_are_different_requests() -> None:
-    """The client's name is for logs and never a key (I1, I5)."""
-    reader = RequestReader(TOKENIZER, LIMITS)
+    """The client's name is for logs and never a key (I1, I5); ours is unique over lives, too."""
+    reader = RequestReader(TOKENIZER, LIMITS, BOOT_ID)
     request = pb.GenerateRequest(tokens=TOKENS, request_id="mine")
 
     first, second = reader.read(request, None), reader.read(request, None)
 
-    assert first.request_id != second.request_id
-    assert first.request_id.endswith("mine")
-    assert second.request_id.endswith("mine")
+    assert (first.request_id, second.request_id) == ("5e3a90b1-000001", "5e3a90b1-000002")
+    assert first.client_request_id == second.client_request_id == "mine"
+
+
+def test_the_name_that_a_client_gave_is_fit_to_be_logged() -> None:
+    """Control characters would steer the terminal of whoever reads the log; length is bounded."""
+    name = "a\x1b[2J\nb\u202e" + "c" * 240
+
+    logged = read(pb.GenerateRequest(tokens=TOKENS, request_id=name)).client_request_id
+
+    assert logged == "a[2Jb" + "c" * 122 + "…"
 
 
 @pytest.mark.parametrize(

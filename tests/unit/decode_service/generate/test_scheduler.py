@@ -106,7 +106,7 @@ def test_a_lane_that_cannot_step_fails_alone() -> None:
     assert event.lane is broken
     assert event.is_last
     assert isinstance(event.cause, KeyError)
-    assert "KeyError: 'p has no row'" in str(event.what)
+    assert str(event.what) == "engine failed: lane: KeyError"
     assert complete(scheduler) == ["a"]
 
 
@@ -131,7 +131,7 @@ def test_a_step_that_fails_fails_the_lanes_it_had() -> None:
     events = scheduler.fail(RuntimeError("a device was lost"))
 
     assert [event.lane.name for event in events] == ["p", "a"]
-    assert all(event.is_last and "a device was lost" in str(event.what) for event in events)
+    assert all(event.is_last and "RuntimeError" in str(event.what) for event in events)
     assert scheduler.statistics().num_steps == scheduler.num_active == 0
 
 

@@ -96,16 +96,20 @@ def raises(error: Exception) -> Callable[[Range, int], None]:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("by none"), StopIteration("by none")], ids=repr)
-async def test_whatever_an_engine_raises_ends_its_prompt(error: Exception) -> None:
-    """The call hears of it, the pages are let go of, and the next prompt runs."""
+async def test_whatever_an_engine_raises_ends_its_prompt(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The call hears its type and the log its text; the pages are let go of, and the next prompt runs."""
     async with make_bench() as bench:
         bench.pattern.on_layer = raises(error)
         local, reservation = bench.begin()
 
         async with asyncio.timeout(LONG_S):
-            with pytest.raises(EngineFailed, match="by none"):
+            with pytest.raises(EngineFailed) as failed:
                 await local.wait()
 
+        assert str(failed.value) in ("engine failed: ZeroDivisionError", "engine failed: RuntimeError")
+        assert ["000001" in str(vars(record)["fields"]) for record in caplog.records] == [True]
         assert reservation.holders == {Holder.CLIENT}
         bench.pattern.on_layer = lambda chunk, layer: None
         await bench.begin()[0].wait()
