@@ -225,7 +225,12 @@ class DecodePeer:
         timer = self._loop.call_later(start.time_limit_s, self._expire, start)
         self._timers[start.transfer_id] = timer
         self._context.queue.put(job)
-        fields = log_fields(session=self._number, transfer_id=start.transfer_id, tokens=len(start.token_ids))
+        fields = log_fields(
+            request_id=start.request_id,
+            session=self._number,
+            transfer_id=start.transfer_id,
+            tokens=len(start.token_ids),
+        )
         logger.info("transfer.accepted", extra=fields)
 
     def _dequeue(self, transfer_id: int) -> None:

@@ -131,6 +131,7 @@ def _outcome(job: Job, work: asyncio.Future[JobResult]) -> JobResult | KVSpanErr
         return work.result()
     if isinstance(error, KVSpanError) and not isinstance(error, EngineFailed):
         return error
-    fields = log_fields(transfer_id=job.target.start.transfer_id)
+    start = job.target.start
+    fields = log_fields(request_id=start.request_id, transfer_id=start.transfer_id)
     logger.error("engine.failed", exc_info=error, extra=fields)
     return error if isinstance(error, EngineFailed) else EngineFailed(told(error))

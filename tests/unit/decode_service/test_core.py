@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -132,6 +133,30 @@ async def test_a_failing_engine_fails_its_request_alone(slab_dir: Path) -> None:
             await broken
         assert "".join(await whole) == "defg"
         assert counts_of(pair) == RequestCounts(submitted=2, finished=1, failed=1)
+
+
+@pytest.mark.parametrize(
+    ("breaks", "expected"),
+    [
+        (False, [("INFO", "request.started"), ("INFO", "request.ended")]),
+        (True, [("INFO", "request.started"), ("ERROR", "request.failed"), ("INFO", "request.ended")]),
+    ],
+)
+async def test_the_life_of_a_request_is_logged_under_its_name(
+    slab_dir: Path, caplog: pytest.LogCaptureFixture, breaks: bool, expected: list[tuple[str, str]]
+) -> None:
+    """Begin and end in any case, and an error only where a request was lost."""
+    caplog.set_level(logging.INFO, "decode_service.core")
+    async with memory_pair(slab_dir) as pair:
+        pair.engine.skipped = {1} if breaks else set()
+        with suppress(KVSpanError):
+            await pair.generate(replace(make_request(), client_request_id="job 7"))
+
+    lines = [record for record in caplog.records if record.name == "decode_service.core"]
+    assert [(line.levelname, line.msg) for line in lines] == expected
+    assert {vars(line)["fields"]["request_id"] for line in lines} == {"000001"}
+    assert vars(lines[0])["fields"]["client_request_id"] == "job 7"
+    assert vars(lines[-1])["fields"]["outcome"] == ("failed" if breaks else "finished")
 
 
 async def test_a_call_that_ends_with_its_time_limit_has_failed(slab_dir: Path) -> None:

@@ -1,6 +1,7 @@
 """How transfers and sessions of the decode service end: what comes back, when, and once."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -216,6 +217,32 @@ async def test_a_transfer_that_drained_is_no_reason_to_end_the_session(desk: Ses
     desk.clock.advance_s(100 * DRAIN_LIMIT_S)
 
     desk.session.transfers.check_drained()
+
+
+@pytest.mark.parametrize(
+    ("error", "level", "event"),
+    [(LOST, "WARNING", "transfer.failed"), (CAUSE, "INFO", "transfer.cancelled")],
+)
+async def test_every_line_about_a_transfer_names_its_request(
+    desk: SessionDesk, caplog: pytest.LogCaptureFixture, error: KVSpanError, level: str, event: str
+) -> None:
+    """Ids of transfers are unique in their session only; a client that leaves is no failure."""
+    caplog.set_level(logging.INFO)
+    transfer = await streaming(desk)
+
+    transfer.prefill.abort(error)
+    leave(transfer)
+    desk.importer.finish()
+    desk.cancelled(transfer)
+
+    names = {"request_id": "000001", "transfer_id": 1, "slab": desk.slab.name}
+    assert [(record.levelname, record.msg) for record in caplog.records] == [
+        ("INFO", "transfer.started"),
+        (level, event),
+        ("INFO", "transfer.drained"),
+    ]
+    assert all(names.items() <= vars(record)["fields"].items() for record in caplog.records)
+    assert vars(caplog.records[2])["fields"]["outcome"] == error.code
 
 
 async def test_a_session_without_transfers_is_unmapped_when_closed(desk: SessionDesk) -> None:
