@@ -7,9 +7,12 @@ is bound for good only later; whoever takes it in between is found then.
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 from common.errors import ConfigError
+from common.model.folder import check_complete
 from common.model.source import parse_source
 from common.runtime.address import check_free, parse_address
 from common.settings import ServiceConfig
@@ -17,7 +20,10 @@ from common.settings import ServiceConfig
 
 def check_host(config: ServiceConfig) -> None:
     """Raise `ConfigError` for the first setting that this host does not allow."""
-    parse_source(config.model)
+    source = parse_source(config.model)
+    if source.folder is not None:
+        check_complete(config.model, source.folder)
+    _check_temporary()
     if not Path(config.slab_dir).is_dir():
         raise ConfigError("slab_dir", config.slab_dir, "is not a directory")
     if config.journal:
@@ -25,9 +31,26 @@ def check_host(config: ServiceConfig) -> None:
     check_free("listen", parse_address("listen", config.listen))
 
 
+def _check_temporary() -> None:
+    """Raise `ConfigError` when there is no place for temporary files: torch looks for one at import."""
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        raise no_temporary(error) from error
+
+
+def no_temporary(error: OSError) -> ConfigError:
+    """Return the refusal of a host without a directory for temporary files."""
+    problem = f"{error.strerror}; let it name a directory that can be written, or mount a tmpfs on /tmp"
+    return ConfigError("TMPDIR", os.environ.get("TMPDIR", ""), problem)
+
+
 def _check_file(field: str, path: Path) -> None:
-    """Raise `ConfigError` unless `path` is a file or can become one."""
-    if path.is_dir():
-        raise ConfigError(field, path, "is a directory")
-    if not path.parent.is_dir():
-        raise ConfigError(field, path, f"lies in {path.parent}, which is not a directory")
+    """Raise `ConfigError` unless `path` is a file that can be written, or can become one."""
+    directory = path.parent
+    if not directory.is_dir():
+        raise ConfigError(field, path, f"lies in {directory}, which is not a directory")
+    if path.exists() and not path.is_file():
+        raise ConfigError(field, path, "is there and is not a file")
+    if not os.access(path if path.exists() else directory, os.W_OK):
+        raise ConfigError(field, path, f"cannot be written by user {os.geteuid()}")

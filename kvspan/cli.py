@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def usage_text(error: click.ClickException) -> str:
     """Return what is wrong with a command line, and where a wrong value came from if not from there."""
-    text = " ".join(error.format_message().split())
+    text = error.format_message()
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None:
         return text
@@ -117,7 +117,8 @@ def _print_any_text() -> None:
 
 
 def _complain(text: str) -> None:
-    print(f"kvspan: {text}", file=sys.stderr)
+    # One line, whatever a library wrote into the text of an error.
+    print(f"kvspan: {' '.join(text.split())}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -36,12 +36,19 @@ _COMPLETE_FILES = ("config.json", "model.safetensors", "tokenizer.json", "chat_t
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Return where kvspan may keep what it can make again: $KVSPAN_CACHE, the XDG cache, or ~/.cache."""
+    """Return where kvspan may keep what it can make again: $KVSPAN_CACHE, the XDG cache, or ~/.cache.
+
+    Raises ConfigError when neither says where and this user has no home.
+    """
     if own := environ.get("KVSPAN_CACHE"):
         return Path(own)
     if shared := environ.get("XDG_CACHE_HOME"):
         return Path(shared) / "kvspan"
-    return Path(environ.get("HOME", "~")).expanduser() / ".cache" / "kvspan"
+    try:
+        return Path(environ.get("HOME") or "~").expanduser() / ".cache" / "kvspan"
+    except RuntimeError as error:
+        # A user without an entry in passwd, as containers have them.
+        raise ConfigError("KVSPAN_CACHE", "", f"name a folder for the demo model: {error}") from error
 
 
 def demo_checkpoint(cache: Path) -> Path | None:

@@ -10,20 +10,24 @@ Not here: attention over pages (`attention.py`), prefill (`prefill.py`).
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
-from common.errors import ConfigError
+from common.errors import ConfigError, InvariantViolation, KVSpanError
+from common.excerpt import excerpt
 from common.kv.geometry import DType, KVGeometry
 from common.model.demo import DEMO_NAME, cache_folder, ensure_demo_checkpoint
 from common.model.describe import check_against, describe, text_config
 from common.model.fingerprint import config_fields, fingerprint
+from common.model.folder import CONFIG, TOKENIZER, check_complete
 from common.model.progress import shown_progress
 from common.model.source import ModelSource, SourceKind, parse_source
 from common.model.text import Tokenizer
@@ -37,8 +41,8 @@ TORCH_DTYPES = {
 }
 
 _TINY_SEED = 0
-_LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError)
-"""What transformers raises over a folder it cannot read."""
+SHOWN_CHARS = 400
+"""Of what a library says about a file that it cannot load."""
 
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 
@@ -92,6 +96,12 @@ def load_model(spec: str, dtype: str, page_tokens: int, progress: bool) -> Loade
         parts = _make_tiny_parts(source, kv_dtype, page_tokens)
     else:
         parts = _load_parts(spec, _folder_of(source, progress), kv_dtype, page_tokens, progress)
+    with _told(spec, source.folder or Path(spec)):
+        return _examine(source, parts, kv_dtype)
+
+
+def _examine(source: ModelSource, parts: _Parts, dtype: DType) -> LoadedModel:
+    """Return a model with all that is known about it, once a trial has shown what was described."""
     check_against(parts.model, parts.geometry)
     return LoadedModel(
         source=source,
@@ -102,9 +112,9 @@ def load_model(spec: str, dtype: str, page_tokens: int, progress: bool) -> Loade
         geometry=parts.geometry,
         fingerprint=fingerprint(parts.model, parts.tokenizer),
         config_fields=config_fields(parts.model.config),
-        dtype=kv_dtype,
+        dtype=dtype,
         eos_ids=_eos_ids(parts.model, parts.tokenizer),
-        max_context=_max_context(spec, parts.model.config),
+        max_context=_max_context(source.spec, parts.model.config),
     )
 
 
@@ -147,34 +157,47 @@ def _make_tiny_parts(source: ModelSource, dtype: DType, page_tokens: int) -> _Pa
 
 
 def _load_parts(spec: str, folder: Path, dtype: DType, page_tokens: int, progress: bool) -> _Parts:
-    try:
+    with _told(spec, folder / CONFIG):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except _LOAD_ERRORS as error:
-        raise ConfigError("model", spec, f"cannot read its config: {error}") from error
-    geometry = describe(config, dtype, page_tokens)
-    try:
+        geometry = describe(config, dtype, page_tokens)
+    check_complete(spec, folder)
+    with _told(spec, folder / TOKENIZER):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except _LOAD_ERRORS as error:
-        raise ConfigError("model", spec, f"cannot read its tokenizer: {error}") from error
     return _Parts(_load_weights(spec, folder, dtype, progress), tokenizer, geometry)
 
 
 def _load_weights(spec: str, folder: Path, dtype: DType, progress: bool) -> PreTrainedModel:
-    try:
-        with shown_progress(progress):
-            model, report = AutoModelForCausalLM.from_pretrained(
-                folder,
-                dtype=TORCH_DTYPES[dtype],
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
-    except _LOAD_ERRORS as error:
-        raise ConfigError("model", spec, f"cannot load its weights: {error}") from error
+    for path in sorted(folder.glob("model*.safetensors")):
+        # Only heads are read: the library that loads them all does not say which one is broken.
+        with _told(spec, path), safe_open(path, "pt"):
+            pass
+    with _told(spec, folder, "weights of "), shown_progress(progress):
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=TORCH_DTYPES[dtype],
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
     _refuse_missing(spec, report)
     model.requires_grad_(False)
     loaded: PreTrainedModel = model.eval()
     return loaded
+
+
+@contextmanager
+def _told(spec: str, path: Path, what: str = "") -> Iterator[None]:
+    """Turn whatever a library raises over a file into `ConfigError` that names it; our own errors pass.
+
+    Libraries promise no types, and a panic of native code is not even an Exception.
+    """
+    try:
+        yield
+    except (KVSpanError, InvariantViolation, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        said = excerpt(" ".join(f"{type(error).__name__}: {error}".split()), SHOWN_CHARS)
+        raise ConfigError("model", spec, f"cannot load {what}{path}: {said}") from error
 
 
 def _refuse_missing(spec: str, report: dict[str, Any]) -> None:

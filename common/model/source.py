@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import ConfigError
+from common.model.folder import check_readable
 
 _TINY_PREFIX = "tiny:"
 _DEMO = "demo"
@@ -59,7 +60,8 @@ class ModelSource:
 def parse_source(spec: str) -> ModelSource:
     """Return the source a spec stands for.
 
-    Raises ConfigError when the spec is neither a reserved word nor a folder that holds a config.json.
+    Raises ConfigError when the spec is neither a reserved word nor a folder with a config.json, all of whose
+    files that matter can be read.
     """
     if spec == _DEMO:
         return ModelSource(spec, SourceKind.DEMO)
@@ -79,9 +81,9 @@ def _tiny_family(spec: str) -> TinyFamily:
 def _checkpoint_folder(spec: str) -> Path:
     if not spec:
         raise ConfigError("model", spec, "give a local folder, demo, or tiny:<family>")
-    folder = Path(spec).expanduser().resolve()
-    if not folder.is_dir():
-        raise ConfigError("model", spec, "no such folder; models are never downloaded")
-    if not (folder / "config.json").is_file():
-        raise ConfigError("model", spec, "the folder has no config.json")
+    try:
+        folder = Path(spec).expanduser().resolve()
+    except (RuntimeError, OSError) as error:
+        raise ConfigError("model", spec, f"is no path: {error}") from error
+    check_readable(spec, folder)
     return folder

@@ -24,6 +24,9 @@ MAX_PATH_BYTES = 107
 
 MAX_PORT = 65535
 
+KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a directory", stat.S_IFREG: "a file", stat.S_IFLNK: "a link"}
+"""What may stand where a socket should."""
+
 ABSENT = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 """What the kernel says of an address that no interface of this host has."""
 
@@ -95,10 +98,15 @@ def claim_path(field: str, address: UnixAddress) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise ConfigError(field, address, "the path exists and is not a socket")
-    if _is_answered(path):
-        raise ConfigError(field, address, "another process listens on this socket")
-    path.unlink(missing_ok=True)
+        kind = KINDS.get(stat.S_IFMT(mode), "a device")
+        raise ConfigError(field, address, f"the path is {kind}, not a socket; remove it or take another path")
+    if (problem := _socket_problem(path)) is not None:
+        raise ConfigError(field, address, f"{problem}; stop that process or take another path")
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        problem = f"cannot remove the socket of a dead process: {error.strerror}"
+        raise ConfigError(field, address, problem) from error
 
 
 def bind_problem(address: TCPAddress) -> str | None:
@@ -144,14 +152,17 @@ def _parse_path(field: str, text: str) -> Path:
     return Path(path)
 
 
-def _is_answered(path: Path) -> bool:
-    """Tell whether a process accepts connections on a socket file; unknown counts as yes."""
+def _socket_problem(path: Path) -> str | None:
+    """Return why a socket file may be in use; None when no process has it any more."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
             probe.connect(str(path))
         except (ConnectionRefusedError, FileNotFoundError):
-            return False
-        except OSError:
-            return True
-    return True
+            return None
+        except BlockingIOError:
+            return "another process listens on this socket"
+        except OSError as error:
+            # Another user's, or of another type: whoever has it may live.
+            return f"another process may have this socket: {error.strerror}"
+    return "another process listens on this socket"

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,6 +24,7 @@ from kvspan.bench.report import report_lines
 from kvspan.bench.workloads import QuickPlan, smoke_plan
 from kvspan.commands.command import EXIT_OK
 from kvspan.commands.flags import SETTINGS, flag_name, settings_of
+from kvspan.commands.pair import socket_folder
 from kvspan.commands.values import Integers
 from prefill_service.config import PrefillConfig
 
@@ -77,7 +77,7 @@ def quick(output: str, quick_subset: bool, **given: Any) -> int:
     plan = make_quick_plan(given, quick_subset)
     services = service_settings({**given, "model": SMOKE_MODEL} if quick_subset else given, plan)
     record = _new_record(Path(output))
-    with tempfile.TemporaryDirectory(prefix="kvspan-") as folder, RecordWriter(record) as writer:
+    with socket_folder() as folder, RecordWriter(record) as writer:
         asyncio.run(run_quick(plan, services, Path(folder), writer))
     text = "\n".join(report_lines(read_run(record)))
     record.with_suffix(".txt").write_text(text + "\n", encoding="utf-8")

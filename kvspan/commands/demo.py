@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import tempfile
 from typing import Any
 
 import click
@@ -15,6 +14,7 @@ import click
 from common.settings import SECONDS
 from decode_service.config import DecodeConfig
 from kvspan.commands.flags import settings_of
+from kvspan.commands.pair import socket_folder
 from kvspan.commands.timings import timings_line
 from kvspan.commands.up import PairReady, make_plan, run_pair
 from prefill_service.config import PrefillConfig
@@ -38,7 +38,7 @@ from prefill_service.config import PrefillConfig
 )
 def demo(question: str, ready_timeout_s: float, **given: Any) -> int:
     """Start a pair, ask it one QUESTION, and stop."""
-    with tempfile.TemporaryDirectory(prefix="kvspan-") as folder:
+    with socket_folder() as folder:
         plan = make_plan({**given, "listen": f"unix:{folder}/decode.sock"}, f"unix:{folder}/prefill.sock")
         _note("starting a prefill and a decode service ...")
         return asyncio.run(run_pair(plan, ready_timeout_s, lambda ready: _ask(ready, question)))

@@ -17,11 +17,15 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from common.errors import ConfigError
+from common.preflight import no_temporary
+from common.runtime.address import MAX_PATH_BYTES
 from kvspan.commands.command import EXIT_FAILED, EXIT_OK
 from kvspan.commands.services import PARENT_FLAG
 
@@ -32,8 +36,31 @@ HURRY_LIMIT_S, HURRY_INTERVAL_S = 3.0, 0.05
 the kernel would else merge into one.
 """
 
+LONGEST_NAME = "prefill.sock"
+"""Of a socket in the directory of a pair."""
+
 CLEAN_CODES = frozenset({0, -signal.SIGTERM})
 """Exit codes of a child that was told to end: it did so in order, or told before it took work."""
+
+
+@contextlib.contextmanager
+def socket_folder() -> Iterator[str]:
+    """Yield a directory that only this user can enter, for the sockets of a pair; it is removed in the end.
+
+    Raises ConfigError when there is no place for one, or its path is too long for a socket.
+    """
+    try:
+        place = tempfile.TemporaryDirectory(prefix="kvspan-")
+    except OSError as error:
+        raise no_temporary(error) from error
+    with place as folder:
+        size = len(os.fsencode(f"{folder}/{LONGEST_NAME}"))
+        if size > MAX_PATH_BYTES:
+            problem = (
+                f"sockets in it have paths of {size} bytes, the limit is {MAX_PATH_BYTES}; name a shorter one"
+            )
+            raise ConfigError("TMPDIR", os.path.dirname(folder), problem)
+        yield folder
 
 
 class ChildEnded(Exception):

@@ -8,7 +8,6 @@ when both serve and the session between them is open.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from decode_service.config import DecodeConfig
 from kvspan.commands.command import EXIT_FAILED, EXIT_USAGE, CommandFailed
 from kvspan.commands.flags import arguments_of, make_config, settings_of
 from kvspan.commands.health import DECODE_SERVICE, wait_serving
-from kvspan.commands.pair import ChildEnded, Pair, PairPlan, service_command
+from kvspan.commands.pair import ChildEnded, Pair, PairPlan, service_command, socket_folder
 from kvspan.commands.remote import told_failures
 from prefill_service.config import PrefillConfig
 
@@ -56,7 +55,7 @@ class PairReady:
 )
 def up(ready_timeout_s: float, **given: Any) -> int:
     """Run a prefill and a decode service together on this host."""
-    with tempfile.TemporaryDirectory(prefix="kvspan-") as folder:
+    with socket_folder() as folder:
         plan = make_plan(given, f"unix:{folder}/prefill.sock")
         return asyncio.run(run_pair(plan, ready_timeout_s, _announce))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,8 @@ def test_what_is_there_is_accepted(config: DecodeConfig, tmp_path: Path) -> None
             {"journal": "/no/such/folder/j"},
             "journal=/no/such/folder/j: lies in /no/such/folder, which is not a",
         ),
-        ({"journal": "/tmp"}, "journal=/tmp: is a directory"),
+        ({"journal": "/tmp"}, "journal=/tmp: is there and is not a file"),
+        ({"journal": "/dev/null"}, "journal=/dev/null: is there and is not a file"),
         (
             {"listen": "unix:/no/such/folder/s"},
             "listen=unix:/no/such/folder/s: directory /no/such/folder does",
@@ -59,3 +61,15 @@ def test_a_port_that_is_taken_is_found_without_a_model(config: DecodeConfig) -> 
 
         with pytest.raises(ConfigError, match=f"listen={address}: cannot listen: Address already in use"):
             check_host(replace(config, listen=address))
+
+
+def test_a_host_without_temporary_files_is_told_the_way_out(
+    config: DecodeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container with a read-only root needs a tmpfs; torch would say so with a traceback."""
+    monkeypatch.setenv("TMPDIR", "/no/such/folder")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/no/such/folder"])
+
+    with pytest.raises(ConfigError, match=r"^TMPDIR=/no/such/folder: .*mount a tmpfs on /tmp$"):
+        check_host(config)

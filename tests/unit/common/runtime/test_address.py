@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,7 +65,7 @@ def test_path_is_refused_when_it_is_a_file(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("data")
 
-    with pytest.raises(ConfigError, match="is not a socket"):
+    with pytest.raises(ConfigError, match="the path is a file, not a socket"):
         claim_path("listen", UnixAddress(path))
     assert path.read_text() == "data"
 
@@ -76,6 +78,30 @@ def test_path_is_refused_when_a_process_listens_on_it(tmp_path: Path) -> None:
         listener.listen(1)
 
         with pytest.raises(ConfigError, match="another process listens"):
+            claim_path("listen", UnixAddress(path))
+        assert path.exists()
+
+
+@pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a FIFO"), (Path.mkdir, "a directory")])
+def test_path_is_refused_when_it_is_something_else(
+    tmp_path: Path, make: Callable[[Path], None], kind: str
+) -> None:
+    """The error says what is in the way, and leaves it there."""
+    path = tmp_path / "x"
+    make(path)
+
+    with pytest.raises(ConfigError, match=f"the path is {kind}, not a socket; remove it"):
+        claim_path("listen", UnixAddress(path))
+    assert path.exists()
+
+
+def test_path_is_refused_when_its_socket_is_of_another_kind(tmp_path: Path) -> None:
+    """Somebody's datagram socket cannot be asked, so it counts as alive."""
+    path = tmp_path / "x.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as foreign:
+        foreign.bind(str(path))
+
+        with pytest.raises(ConfigError, match="another process may have this socket: Protocol wrong type"):
             claim_path("listen", UnixAddress(path))
         assert path.exists()
 

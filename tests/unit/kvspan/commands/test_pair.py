@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import stat
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from kvspan.commands.pair import ChildEnded, Pair, PairPlan
+from common.errors import ConfigError
+from kvspan.commands.pair import ChildEnded, Pair, PairPlan, socket_folder
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("leak_check")]
 
@@ -167,3 +170,24 @@ async def test_a_child_that_cannot_be_hurried_is_killed(tmp_path: Path) -> None:
         code = await pair.run(drain, nothing)
 
     assert code == 1
+
+
+def test_sockets_of_a_pair_have_a_folder_of_their_own() -> None:
+    """Nobody else can enter it, and nothing of it stays."""
+    with socket_folder() as folder:
+        assert stat.S_IMODE(Path(folder).stat().st_mode) == 0o700
+
+    assert not Path(folder).exists()
+
+
+def test_folder_that_is_too_long_for_a_socket_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row Y21: the error names the directory and what to do about it."""
+    long = tmp_path / ("x" * 144)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+
+    with pytest.raises(ConfigError, match=r"TMPDIR=.*the limit is 107; name a shorter one"), socket_folder():
+        pass
+    assert list(long.iterdir()) == []

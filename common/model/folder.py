@@ -1,0 +1,111 @@
+"""Whether a checkpoint folder holds what a model is loaded from, told from its files alone.
+
+Theory of operation: libraries report a file that they may not open as missing, one that git-lfs left behind
+as broken, and a tokenizer that is not there as a package that is not installed; some make up what they lack.
+So every file that loading reads is opened first, and what must be there is looked for by name. No library and
+no weight is loaded for it.
+
+Not here: what the files mean (`loader.py`, `describe.py`).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+
+from common.errors import ConfigError
+
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
+
+_READ = (
+    CONFIG, "generation_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template*", "model*.safetensors*", "pytorch_model*.bin*",
+)  # fmt: skip
+"""What loading reads of a folder, as far as it is there."""
+
+_WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+"""Where weights begin."""
+
+_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def check_readable(spec: str, folder: Path) -> None:
+    """Raise `ConfigError` unless `folder` is a checkpoint whose files can be read; it was given as `spec`."""
+    try:
+        if not folder.is_dir():
+            raise ConfigError("model", spec, "no such folder; models are never downloaded")
+        names = {path for pattern in _READ for path in folder.glob(pattern)}
+        if not names and not os.access(folder, os.R_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+    except OSError as error:
+        raise ConfigError("model", spec, f"cannot read the folder: {_reason(error, folder)}") from error
+    for path in sorted(names):
+        _check_file(spec, path)
+    if folder / CONFIG not in names:
+        raise ConfigError("model", spec, f"the folder has no {CONFIG}")
+
+
+def check_complete(spec: str, folder: Path) -> None:
+    """Raise `ConfigError` unless tokenizer and weights are there, every part that an index names included."""
+    if not (folder / TOKENIZER).exists():
+        way_out = "save one there with save_pretrained of transformers' tokenizer"
+        raise ConfigError("model", spec, f"the folder has no {TOKENIZER}; {way_out}")
+    found = next((folder / name for name in _WEIGHTS if (folder / name).exists()), None)
+    if found is None:
+        raise ConfigError(
+            "model", spec, f"the folder has no weights, neither {_WEIGHTS[0]} nor {_WEIGHTS[1]}"
+        )
+    missing = [name for name in _parts(spec, found) if not (folder / name).exists()]
+    if missing:
+        raise ConfigError("model", spec, f"the folder lacks {missing[0]}, which {found.name} names")
+
+
+def _parts(spec: str, index: Path) -> list[str]:
+    if index.suffix != ".json":
+        return []
+    try:
+        return sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError("model", spec, f"{index.name} is no index of weights: {error!r}") from error
+
+
+def _check_file(spec: str, path: Path) -> None:
+    try:
+        # Not blocking: a FIFO would wait for a writer for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        raise ConfigError("model", spec, f"{path.name} is a link to {path.readlink()}, not there") from error
+    except OSError as error:
+        raise ConfigError("model", spec, f"cannot read {path.name}: {_reason(error, path)}") from error
+    try:
+        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        head = os.read(descriptor, len(_POINTER)) if is_file else b""
+    finally:
+        os.close(descriptor)
+    if not is_file:
+        raise ConfigError("model", spec, f"{path.name} is no file")
+    if head == _POINTER:
+        problem = f"{path.name} is a git-lfs pointer, not the file itself; run git lfs pull in that folder"
+        raise ConfigError("model", spec, problem)
+
+
+def _reason(error: OSError, path: Path) -> str:
+    """Return what the kernel says; of what may not be read also whose it is and who asks."""
+    text = error.strerror or str(error)
+    try:
+        status = path.lstat()
+    except OSError:
+        return text
+    if not isinstance(error, PermissionError):
+        return text
+    owner = f"mode {stat.S_IMODE(status.st_mode):04o} of user {status.st_uid}"
+    return f"{text} ({owner}, this process is user {os.geteuid()})"

@@ -1,0 +1,149 @@
+"""A folder that no model can be loaded from is refused by its files, with the file and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError
+from common.model.folder import check_complete, check_readable
+
+SPEC = "given"
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 7\n"
+NOBODY = 65534
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Files that look like a checkpoint; nothing in them is looked at here."""
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / name).write_bytes(b"{}")
+    return tmp_path
+
+
+def refusal(folder: Path) -> str:
+    """Return why a folder is refused."""
+    with pytest.raises(ConfigError) as caught:
+        check_readable(SPEC, folder)
+        check_complete(SPEC, folder)
+    assert (caught.value.field, caught.value.value) == ("model", SPEC)
+    return caught.value.problem
+
+
+def test_whole_folder_is_accepted(folder: Path) -> None:
+    """Weights may be one file, or several behind an index."""
+    check_readable(SPEC, folder)
+    check_complete(SPEC, folder)
+
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    check_complete(SPEC, folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_pointer_of_git_lfs_is_named_with_the_way_out(folder: Path, name: str) -> None:
+    """Row Y7: a clone without git-lfs has small texts in place of its large files."""
+    (folder / name).write_bytes(POINTER)
+
+    assert refusal(folder).startswith(f"{name} is a git-lfs pointer")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("config.json", "the folder has no config.json"),
+        ("tokenizer.json", "the folder has no tokenizer.json; save one there"),
+        ("model.safetensors", "the folder has no weights, neither model.safetensors nor"),
+    ],
+)
+def test_missing_file_is_named(folder: Path, name: str, said: str) -> None:
+    """Row Y12: a library would make a tokenizer up, or ask for packages that help nothing."""
+    (folder / name).unlink()
+
+    assert refusal(folder).startswith(said)
+
+
+def _link(path: Path) -> None:
+    path.symlink_to("../blobs/7")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (_link, "model.safetensors is a link to ../blobs/7, not there"),
+        (os.mkfifo, "model.safetensors is no file"),
+        (Path.mkdir, "model.safetensors is no file"),
+    ],
+)
+def test_what_is_no_file_is_named_at_once(folder: Path, make: Callable[[Path], None], said: str) -> None:
+    """A cut link is not "missing", and nobody waits for a writer of a FIFO."""
+    (folder / "model.safetensors").unlink()
+    make(folder / "model.safetensors")
+
+    assert refusal(folder) == said
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        (
+            '{"weight_map": {"a": "model-2.safetensors"}}',
+            "the folder lacks model-2.safetensors, which",
+        ),
+        ("{", "model.safetensors.index.json is no index of weights"),
+        ("[]", "model.safetensors.index.json is no index of weights"),
+    ],
+)
+def test_index_must_lead_to_weights(folder: Path, index: str, said: str) -> None:
+    """Half a download is found before it is loaded."""
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(index)
+
+    assert refusal(folder).startswith(said)
+
+
+def test_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    """A typing error, or a file, is no folder."""
+    (tmp_path / "file").touch()
+
+    assert refusal(tmp_path / "absent") == "no such folder; models are never downloaded"
+    assert refusal(tmp_path / "file") == "no such folder; models are never downloaded"
+
+
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """A folder that every user can reach, unlike those of pytest."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "."])
+def test_what_another_user_may_not_read_is_named_with_its_mode(public_folder: Path, name: str) -> None:
+    """A mode of 0600 reads as "no such file" in a library, which sends people to look for it."""
+    for file in ("config.json", "tokenizer.json", "model.safetensors"):
+        (public_folder / file).write_bytes(b"{}")
+    (public_folder / name).chmod(0)
+    code = (
+        "import os, sys; from pathlib import Path\n"
+        "from common.model.folder import check_readable\n"
+        f"if os.geteuid() == 0: os.setuid({NOBODY})\n"
+        f"check_readable('given', Path({str(public_folder)!r}))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    public_folder.chmod(0o755)
+
+    owner = os.geteuid()
+    asker = NOBODY if owner == 0 else owner
+    said = f"Permission denied (mode 0000 of user {owner}, this process is user {asker})"
+    what = "model.safetensors" if name != "." else "the folder"
+    assert f"model=given: cannot read {what}: {said}" in done.stderr
