@@ -1,8 +1,8 @@
 """When each stage of one request happened, and how long the stages took.
 
 Theory of operation: all marks are CLOCK_MONOTONIC nanoseconds of one kernel, so marks of the prefill service
-and of the decode service can be subtracted. Stages are differences of consecutive marks; they sum to the
-whole by construction.
+and of the decode service can be subtracted, once they were checked (`common/session/peer_times.py`). Stages
+are differences of consecutive marks; they sum to the whole by construction.
 
     arrived   reserved   source_started   source_ended   published   first_token   last_token
        | queued  | waiting      | prefill      | exposed      | first        | decode     |
@@ -66,6 +66,9 @@ class Timeline:
     is_local: bool = False
     """Whether the prompt was computed in the decode process."""
 
+    has_clock_error: bool = False
+    """Whether times of the prefill service could not be true; the source's marks are decode's own then."""
+
     def stages(self) -> Stages:
         """Return the durations; only after the last token."""
         marks = (
@@ -84,12 +87,16 @@ class Timeline:
 
     @property
     def num_spans_overlapped(self) -> int:
-        """Spans imported before the engine ended."""
+        """Spans imported before the engine ended; 0 when its end is not known."""
+        if self.has_clock_error:
+            return 0
         return sum(record.import_end_ns <= self.source_ended_ns for record in self.spans)
 
     @property
     def overlap(self) -> float:
-        """Import time before the engine's end, as a share of all import time; 0 without imports."""
+        """Import time before the engine's end, as a share of all import time; 0 when not known."""
+        if self.has_clock_error:
+            return 0.0
         total = sum(record.import_end_ns - record.import_start_ns for record in self.spans)
         hidden = sum(
             max(0, min(record.import_end_ns, self.source_ended_ns) - record.import_start_ns)

@@ -62,6 +62,7 @@ def _timings(request: Request, timeline: Timeline) -> pb.Timings:
         num_spans_overlapped=timeline.num_spans_overlapped,
         num_bytes=sum(record.num_bytes for record in timeline.spans),
         route=ROUTES[Route.LOCAL if timeline.is_local else Route.REMOTE],
+        clock_error=timeline.has_clock_error,
         transfer=geometry_pb2.TRANSFER_MODE_UNSPECIFIED if timeline.is_local else _mode(request.mode),
     )
 

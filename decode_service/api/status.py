@@ -150,4 +150,5 @@ def _peer(peer: PrefillPeer) -> pb.PeerStatus:
         slab_leased_bytes=counts.slab_leased_bytes,
         slab_total_bytes=counts.slab_total_bytes,
         num_slots=counts.num_slots,
+        num_clock_errors=counts.num_clock_errors,
     )

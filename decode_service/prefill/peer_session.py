@@ -123,6 +123,7 @@ class PeerSession:
     def receive(self, message: PrefillMessage) -> None:
         """Take one message of the stream; raises what the machine raises."""
         self._journal.received(message)
+        self._transfers.received(message)
         self._carry_out(self._machine.receive(message))
 
     def ping(self) -> None:

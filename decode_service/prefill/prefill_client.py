@@ -105,6 +105,8 @@ class PeerStatistics:
     slab_leased_bytes: int
     slab_total_bytes: int
     num_slots: int
+    num_clock_errors: int
+    """Transfers since start whose times could not be true, ended sessions included."""
 
 
 class PrefillPeer:
@@ -124,6 +126,8 @@ class PrefillPeer:
         self._ended: list[PeerSession] = []
         # Invariant: sessions that are closed and not yet unmapped.
         self._num_sessions = 0
+        self._num_clock_errors = 0
+        # Invariant: those of the sessions that are gone.
 
     @property
     def target(self) -> str:
@@ -159,6 +163,7 @@ class PrefillPeer:
             slab_leased_bytes=slab.leased_bytes if slab else 0,
             slab_total_bytes=slab.capacity_bytes if slab else 0,
             num_slots=slab.num_leased if slab else 0,
+            num_clock_errors=self._num_clock_errors + sum(one.transfers.num_clock_errors for one in sessions),
         )
 
     def unlink_slab(self) -> None:
@@ -278,9 +283,11 @@ class PrefillPeer:
 
     def _end(self, session: PeerSession, lost: KVSpanError) -> None:
         self._session = None
-        self._ended = [one for one in (*self._ended, session) if not one.slots.is_unmapped]
+        self._ended.append(session)
         session.close(lost)
-        self._ended = [one for one in self._ended if not one.slots.is_unmapped]
+        gone = [one for one in self._ended if one.slots.is_unmapped]
+        self._ended = [one for one in self._ended if one not in gone]
+        self._num_clock_errors += sum(one.transfers.num_clock_errors for one in gone)
 
     def _note(self, error: KVSpanError | RemoteFailure) -> None:
         """Remember and log why there is no session; the same problem is logged once."""

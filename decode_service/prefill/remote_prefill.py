@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from common.errors import KVSpanError
+from common.session.peer_times import PeerTimes
 from common.slab.allocator import Slot
 from common.telemetry.timeline import Timeline
 from decode_service.cache.reservation import Reservation
@@ -33,6 +34,9 @@ class HeldTransfer:
     timeline: Timeline
     outcome: asyncio.Future[None]
     """Set by the first terminal event."""
+
+    times: PeerTimes
+    """What the producer tells of time."""
 
     error: KVSpanError | None = None
     """The first terminal event when it is a failure; stays when the transfer has drained."""

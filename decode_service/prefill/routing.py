@@ -96,7 +96,9 @@ class Router:
         return replace(request, route=choice.route)
 
     def observe(self, request: Request, timeline: Timeline) -> None:
-        """Learn from a finished request."""
+        """Learn from a finished request, unless its prefill service has a clock that cannot be believed."""
+        if timeline.has_clock_error:
+            return
         route = Route.LOCAL if timeline.is_local else Route.REMOTE
         self._costs.observe(route, request.prompt_len, timeline.stages())
 

@@ -29,7 +29,8 @@ from common.session.actions import (
     TransferFailed,
 )
 from common.session.decode_side import DecodeSession
-from common.session.messages import StartPrefill
+from common.session.messages import PrefillDone, PrefillMessage, StartPrefill
+from common.session.peer_times import PeerTimes
 from common.session.transfer_states import TransferState
 from common.slab.allocator import Slot
 from common.telemetry.logging import log_fields
@@ -82,6 +83,12 @@ class SessionTransfers:
         self._held: dict[int, HeldTransfer] = {}
         # Invariant: keys are the transfers that the machine counts as not drained.
         self._next_transfer_id = 1
+        self._num_clock_errors = 0
+
+    @property
+    def num_clock_errors(self) -> int:
+        """Complete transfers whose producer told times that cannot be true."""
+        return self._num_clock_errors
 
     @property
     def backlog_tokens(self) -> int:
@@ -119,7 +126,14 @@ class SessionTransfers:
         outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         outcome.add_done_callback(_retrieve)
         held = HeldTransfer(
-            start.transfer_id, request.request_id, slot, request.prompt_len, reservation, timeline, outcome
+            start.transfer_id,
+            request.request_id,
+            slot,
+            request.prompt_len,
+            reservation,
+            timeline,
+            outcome,
+            PeerTimes(self._clock.now_ns()),
         )
         reservation.hold(Holder.PRODUCER)
         self._held[start.transfer_id] = held
@@ -141,14 +155,16 @@ class SessionTransfers:
         transfer = self._machine.transfer(transfer_id)
         if transfer.state is not TransferState.COMPLETE:
             raise InvariantViolation(f"transfer {transfer_id} is {transfer.state.value}, not complete")
-        done = transfer.producer.done
-        held.timeline.source_started_ns = done.timings.started_ns
-        held.timeline.source_ended_ns = done.timings.ended_ns
-        return logits_from_array(np.frombuffer(done.logits, dtype="<f4"))
+        return logits_from_array(np.frombuffer(transfer.producer.done.logits, dtype="<f4"))
 
     def published(self, transfer_id: int) -> None:
         """Record the publication of a transfer's pages."""
         self._carry_out(self._machine.published(transfer_id))
+
+    def received(self, message: PrefillMessage) -> None:
+        """Note when a producer's end came, before the machine takes it."""
+        if isinstance(message, PrefillDone) and (held := self._held.get(message.transfer_id)):
+            held.times.done_received(message.timings, self._clock.now_ns())
 
     def act(self, action: TransferAction) -> None:
         """Carry out what the machine decided about one transfer."""
@@ -156,7 +172,7 @@ class SessionTransfers:
             case ImportSpan(span):
                 self._submit(span)
             case TransferComplete(transfer_id):
-                _settle(self._held[transfer_id].outcome, None)
+                self._complete(self._held[transfer_id])
             case TransferFailed(transfer_id, error):
                 self._fail(transfer_id, error)
             case TransferDrained(transfer_id):
@@ -180,8 +196,20 @@ class SessionTransfers:
             request_id=request.request_id,
         )
 
+    def _complete(self, held: HeldTransfer) -> None:
+        """Note when the engine worked, as far as that can be believed, and wake who waits."""
+        timeline, problem = held.timeline, held.times.problem
+        timeline.source_started_ns, timeline.source_ended_ns = held.times.engine_ns
+        timeline.has_clock_error = bool(problem)
+        self._num_clock_errors += bool(problem)
+        if self._num_clock_errors == 1 and problem:
+            # Once a session: a clock that is wrong is wrong for every transfer.
+            logger.warning("clock.wrong", extra=log_fields(**self._names(held), times=problem))
+        _settle(held.outcome, None)
+
     def _submit(self, span: Span) -> None:
         held = self._held[span.transfer_id]
+        held.times.span_received(span, self._clock.now_ns())
 
         def done(outcome: SpanRecord | KVSpanError) -> None:
             if isinstance(outcome, SpanRecord):

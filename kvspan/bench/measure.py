@@ -48,6 +48,8 @@ async def measure_transfer(
     last = answer[-1]
     if last.usage.prompt_tokens != len(prompt) or last.usage.cached_tokens:
         raise CommandFailed(f"{arm.name}: {len(prompt)} tokens were sent, the service counts {last.usage}")
+    if last.timings.clock_error:
+        raise CommandFailed(f"{arm.name}: the clocks of the two services differ, so no stage can be compared")
     return _transfer_sample(arm, last, (first_ns - start_ns) / 1e9, place)
 
 

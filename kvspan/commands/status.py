@@ -71,6 +71,6 @@ def _peer_lines(status: GetStatusResponse) -> Iterator[str]:
         state = SessionState.Name(peer.state).removeprefix("SESSION_STATE_").lower()
         slab = f"{rounded_size(peer.slab_leased_bytes)} of {rounded_size(peer.slab_total_bytes)} leased"
         line = f"peer {peer.target}: {state}, {peer.num_transfers} transfers, {peer.num_slots} slots, {slab}"
-        yield line
+        yield f"{line}, {peer.num_clock_errors} clock errors" if peer.num_clock_errors else line
         if peer.reason:
             yield f"  no session: {peer.reason}: {peer.problem}"

@@ -24,7 +24,8 @@ def timings_line(last: GenerateResponse) -> str:
     tokens = (
         f"{usage.prompt_tokens} prompt ({usage.cached_tokens} cached) + {usage.generated_tokens} new tokens"
     )
-    return f"{stages} | {_route(last)}, {spans}, overlap {timings.overlap:.0%} | {tokens}"
+    hidden = "overlap unknown (clock error)" if timings.clock_error else f"overlap {timings.overlap:.0%}"
+    return f"{stages} | {_route(last)}, {spans}, {hidden} | {tokens}"
 
 
 def _milliseconds(duration: Duration) -> float:

@@ -148,7 +148,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("queued", "waiting", "prefill", "exposed_transfer", "first_token", "decode", "total", "overlap", "num_spans", "num_spans_overlapped", "num_bytes", "route", "transfer")
+    __slots__ = ("queued", "waiting", "prefill", "exposed_transfer", "first_token", "decode", "total", "overlap", "num_spans", "num_spans_overlapped", "num_bytes", "route", "transfer", "clock_error")
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +162,7 @@ class Timings(_message.Message):
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_ERROR_FIELD_NUMBER: _ClassVar[int]
     queued: _duration_pb2.Duration
     waiting: _duration_pb2.Duration
     prefill: _duration_pb2.Duration
@@ -175,7 +176,8 @@ class Timings(_message.Message):
     num_bytes: int
     route: Route
     transfer: _geometry_pb2.TransferMode
-    def __init__(self, queued: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., waiting: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., exposed_transfer: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decode: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., overlap: _Optional[float] = ..., num_spans: _Optional[int] = ..., num_spans_overlapped: _Optional[int] = ..., num_bytes: _Optional[int] = ..., route: _Optional[_Union[Route, str]] = ..., transfer: _Optional[_Union[_geometry_pb2.TransferMode, str]] = ...) -> None: ...
+    clock_error: bool
+    def __init__(self, queued: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., waiting: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., exposed_transfer: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decode: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., overlap: _Optional[float] = ..., num_spans: _Optional[int] = ..., num_spans_overlapped: _Optional[int] = ..., num_bytes: _Optional[int] = ..., route: _Optional[_Union[Route, str]] = ..., transfer: _Optional[_Union[_geometry_pb2.TransferMode, str]] = ..., clock_error: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("token_ids", "text", "logprobs", "finish_reason", "usage", "timings", "request_id")
@@ -242,7 +244,7 @@ class FieldDifference(_message.Message):
     def __init__(self, field: _Optional[str] = ..., decode_value: _Optional[str] = ..., prefill_value: _Optional[str] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ("target", "state", "boot_id", "problem", "num_sessions", "num_transfers", "slab_leased_bytes", "slab_total_bytes", "num_slots", "reason", "differences")
+    __slots__ = ("target", "state", "boot_id", "problem", "num_sessions", "num_transfers", "slab_leased_bytes", "slab_total_bytes", "num_slots", "reason", "differences", "num_clock_errors")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +256,7 @@ class PeerStatus(_message.Message):
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_CLOCK_ERRORS_FIELD_NUMBER: _ClassVar[int]
     target: str
     state: SessionState
     boot_id: str
@@ -265,7 +268,8 @@ class PeerStatus(_message.Message):
     num_slots: int
     reason: str
     differences: _containers.RepeatedCompositeFieldContainer[FieldDifference]
-    def __init__(self, target: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., boot_id: _Optional[str] = ..., problem: _Optional[str] = ..., num_sessions: _Optional[int] = ..., num_transfers: _Optional[int] = ..., slab_leased_bytes: _Optional[int] = ..., slab_total_bytes: _Optional[int] = ..., num_slots: _Optional[int] = ..., reason: _Optional[str] = ..., differences: _Optional[_Iterable[_Union[FieldDifference, _Mapping]]] = ...) -> None: ...
+    num_clock_errors: int
+    def __init__(self, target: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., boot_id: _Optional[str] = ..., problem: _Optional[str] = ..., num_sessions: _Optional[int] = ..., num_transfers: _Optional[int] = ..., slab_leased_bytes: _Optional[int] = ..., slab_total_bytes: _Optional[int] = ..., num_slots: _Optional[int] = ..., reason: _Optional[str] = ..., differences: _Optional[_Iterable[_Union[FieldDifference, _Mapping]]] = ..., num_clock_errors: _Optional[int] = ...) -> None: ...
 
 class GroupStatus(_message.Message):
     __slots__ = ("group_index", "total_pages", "used_pages", "page_bytes")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -15,6 +16,7 @@ from common.wire.convert import to_proto
 from common.wire.failure import RemoteFailure
 from decode_service.config import DecodeConfig
 from kvspan.v1 import transfer_pb2
+from kvspan.v1.decode_pb2 import ROUTE_LOCAL, Timings
 from prefill_service import app, servicer
 from prefill_service.config import PrefillConfig
 from tests.integration.conftest import LoadPair
@@ -27,6 +29,17 @@ Configs = tuple[PrefillConfig, DecodeConfig]
 PROMPT = prompt_of(200)
 
 
+@dataclass(frozen=True, slots=True)
+class ShiftedClock:
+    """CLOCK_MONOTONIC of another host."""
+
+    hours: int
+
+    def now_ns(self) -> int:
+        """Return its nanoseconds."""
+        return time.monotonic_ns() + self.hours * 3600 * 10**9
+
+
 @pytest.mark.parametrize("hours", [-1, 1])
 async def test_t3_a_clock_that_is_an_hour_off_ends_nothing_early_or_late(
     dense: Configs,
@@ -37,23 +50,41 @@ async def test_t3_a_clock_that_is_an_hour_off_ends_nothing_early_or_late(
 ) -> None:
     """T3: with another clock in prefill a prompt is served in its time, and one beyond its time ends."""
 
-    class ShiftedClock:
-        """CLOCK_MONOTONIC of another host."""
-
-        def now_ns(self) -> int:
-            """Return its nanoseconds."""
-            return time.monotonic_ns() + hours * 3600 * 10**9
-
-    monkeypatch.setattr(app, "SystemClock", ShiftedClock)
+    monkeypatch.setattr(app, "SystemClock", lambda: ShiftedClock(hours))
     gate = Gate()
     async with running_pair(*dense, gated(load(*dense), gate)) as pair:
         gate.let_pass(4)
-        oracles("DENSE").assert_greedy(PROMPT, await pair.ask(PROMPT, 3, time_limit_s=60))
+        answer = await pair.ask(PROMPT, 3, time_limit_s=60)
+        oracles("DENSE").assert_greedy(PROMPT, answer)
+        assert_own_stages(answer.timings)
+        assert (await pair.client.status()).peers[0].num_clock_errors == 1
         with pytest.raises(RemoteFailure) as caught:
             await pair.ask(PROMPT, 3, time_limit_s=0.4)
         gate.open()
 
     assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_y25_a_clock_that_is_an_hour_off_decides_no_route(
+    dense: Configs, load: LoadPair, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """Y25: a prompt of 3,600 s, or of minus as many, is no measurement, and turns `auto` nowhere."""
+    monkeypatch.setattr(app, "SystemClock", lambda: ShiftedClock(hours))
+    async with running_pair(*dense, load(*dense)) as pair:
+        for route in ("local", "remote", "auto", "auto"):
+            answer = await pair.ask(PROMPT, 3, route=route)
+            assert answer.timings.route != ROUTE_LOCAL or route == "local"
+            assert answer.timings.clock_error is (route != "local")
+
+
+def assert_own_stages(timings: Timings) -> None:
+    """Check that a clock error is marked, and that stages are decode's own: none negative, all in the sum."""
+    names = ("queued", "waiting", "prefill", "exposed_transfer", "first_token", "decode")
+    stages = [getattr(timings, name).ToNanoseconds() for name in names]
+    assert (timings.clock_error, timings.overlap, timings.num_spans_overlapped) == (True, 0, 0)
+    assert min(stages) >= 0
+    assert sum(stages) == timings.total.ToNanoseconds()
 
 
 async def test_t1_t5_a_session_in_which_nothing_is_said_but_pings_stays_open(

@@ -16,6 +16,7 @@ from common.session.messages import (
     PrefillAccepted,
     PrefillCancelled,
     SlabHandle,
+    SourceTimings,
     SpanSealed,
     StartPrefill,
 )
@@ -153,12 +154,15 @@ class SessionDesk:
 
     def tell(self, transfer: Transfer, spans: Sequence[Span] | None = None) -> None:
         """Tell spans; all when none are given."""
+        now_ns = self.clock.now_ns()
         for span in transfer.spans if spans is None else spans:
-            self.session.receive(SpanSealed(span))
+            self.session.receive(SpanSealed(replace(span, written_ns=now_ns, sealed_ns=now_ns)))
 
-    def end(self, transfer: Transfer) -> None:
-        """Say Done."""
-        self.session.receive(make_done(transfer.start, transfer.spans))
+    def end(self, transfer: Transfer, timings: SourceTimings | None = None) -> None:
+        """Say Done, of an engine that took no time unless these are given."""
+        now_ns = self.clock.now_ns()
+        done = make_done(transfer.start, transfer.spans)
+        self.session.receive(replace(done, timings=timings or SourceTimings(now_ns, now_ns, now_ns)))
 
     def cancelled(self, transfer: Transfer) -> None:
         """Say Cancelled: the engine writes no more."""

@@ -41,6 +41,14 @@ def test_overlap_is_the_share_of_import_time_before_the_engine_s_end(
     assert timeline.num_spans_overlapped == num_overlapped
 
 
+def test_overlap_is_not_known_when_the_source_has_another_clock() -> None:
+    """The engine's end is decode's guess then, and says nothing of what it hid."""
+    timeline = make_timeline((300, 400), (650, 750))
+    timeline.has_clock_error = True
+
+    assert (timeline.overlap, timeline.num_spans_overlapped) == (0.0, 0)
+
+
 def test_imports_that_took_no_time_have_no_overlap() -> None:
     """A clock that stood still is no division by zero."""
     assert make_timeline((300, 300)).overlap == 0.0

@@ -11,8 +11,10 @@ from common.session.messages import (
     Pong,
     PrefillAccepted,
     PrefillCancelled,
+    PrefillDone,
     PrefillFailed,
     PrefillMessage,
+    SourceTimings,
     SpanSealed,
 )
 from common.wire.convert import prefill_message_from_proto, to_proto
@@ -56,7 +58,7 @@ def test_response_is_refused_when_it_holds_no_message() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("attempt", 0), ("offset", 2**63), ("length", 2**64 - 1), ("written_ns", -1), ("told_ns", -(2**63))],
+    [("attempt", 0), ("offset", 2**63), ("length", 2**64 - 1)],
 )
 def test_span_is_refused_when_a_number_makes_no_sense(field: str, value: int) -> None:
     """A field outside what any correct prefill sends is named with its value."""
@@ -65,6 +67,20 @@ def test_span_is_refused_when_a_number_makes_no_sense(field: str, value: int) ->
 
     with pytest.raises(RemoteProtocolError, match=f"kv_span.{field} is {value}:"):
         prefill_message_from_proto(proto)
+
+
+def test_times_pass_whatever_they_are() -> None:
+    """A clock that is wrong costs neither transfer nor session: what is not told is zero."""
+    sealed, done = to_proto(make_sealed()), to_proto(make_done_message())
+    sealed.kv_span.written_ns = -1
+    done.prefill_done.ClearField("timings")
+
+    span, end = prefill_message_from_proto(sealed), prefill_message_from_proto(done)
+
+    assert isinstance(span, SpanSealed)
+    assert span.span.written_ns == -1
+    assert isinstance(end, PrefillDone)
+    assert end.timings == SourceTimings(0, 0, 0)
 
 
 @pytest.mark.parametrize("field", ["layers", "tokens"])

@@ -54,6 +54,17 @@ def test_the_last_message_says_why_and_how_much(finish: FinishReason, number: pb
     assert response.usage == pb.Usage(prompt_tokens=3, generated_tokens=5)
 
 
+@pytest.mark.parametrize("has_clock_error", [False, True])
+def test_a_clock_error_of_the_source_is_marked(has_clock_error: bool) -> None:
+    """A client must know that stages and overlap are not the source's (Y25)."""
+    response, timeline = pb.GenerateResponse(), Timeline(100, 130, 200, 700, 750, 757, 1000)
+    timeline.has_clock_error = has_clock_error
+
+    last_response(response, FinishReason.STOP, make_request("abc"), 5, timeline)
+
+    assert response.timings.clock_error is has_clock_error
+
+
 def test_stages_sum_to_the_total() -> None:
     """Exactly: durations carry nanoseconds (M4)."""
     timings = make_last(Route.REMOTE).timings

@@ -19,7 +19,7 @@ from common.errors import (
     SlabNotShared,
 )
 from common.session import messages
-from common.session.messages import CancelPrefill, Hello, ReleaseSpan
+from common.session.messages import CancelPrefill, Hello, ReleaseSpan, SourceTimings
 from common.telemetry.timeline import Timeline
 from decode_service.cache.reservation import Holder
 from tests.support.decode_sessions import (
@@ -32,7 +32,7 @@ from tests.support.decode_sessions import (
     make_session_desk,
     streaming,
 )
-from tests.support.sessions import TIMINGS, make_logits, make_welcome
+from tests.support.sessions import make_logits, make_welcome
 
 pytestmark = pytest.mark.usefixtures("leak_check")
 
@@ -137,14 +137,44 @@ async def test_a_complete_transfer_proves_itself_and_settles(desk: SessionDesk) 
     transfer.prefill.settle()
 
     assert np.array_equal(logits_V.numpy(), np.frombuffer(make_logits(), "<f4"))
-    assert (transfer.timeline.source_started_ns, transfer.timeline.source_ended_ns) == (
-        TIMINGS.started_ns,
-        TIMINGS.ended_ns,
-    )
     assert [record.sequence for record in transfer.timeline.spans] == list(range(6))
     assert desk.num_slots == 0
     assert transfer.reservation.holders == {Holder.CLIENT}
     assert desk.num_changes > changes
+
+
+async def make_timed(desk: SessionDesk, timings: SourceTimings) -> Timeline:
+    """Return the marks of a transfer asked for at 5000, or when it is, and done 900 ns later."""
+    transfer = await desk.begin()
+    desk.accept(transfer)
+    desk.clock.advance_ns(900)
+    desk.tell(transfer)
+    desk.end(transfer, timings)
+    desk.importer.finish()
+    transfer.prefill.abort(CAUSE)
+    return transfer.timeline
+
+
+async def test_the_engine_s_times_become_marks_of_the_request(desk: SessionDesk) -> None:
+    """As the producer tells them, when they lie between StartPrefill and the receipt of Done."""
+    timeline = await make_timed(desk, SourceTimings(5_100, 5_200, 5_800))
+
+    assert (timeline.source_started_ns, timeline.source_ended_ns) == (5_200, 5_800)
+    assert (timeline.has_clock_error, desk.session.transfers.num_clock_errors) == (False, 0)
+
+
+async def test_times_that_cannot_be_true_are_marked_and_logged_once(
+    desk: SessionDesk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Y25: decode's own moments take their place; each answer counts, one line in the log is enough."""
+    first = await make_timed(desk, SourceTimings(5_100, 5_800, 5_200))
+    second = await make_timed(desk, SourceTimings(0, 0, 0))
+
+    assert (first.source_started_ns, first.source_ended_ns) == (5_000, 5_900)
+    assert (second.source_started_ns, second.source_ended_ns) == (5_900, 6_800)
+    assert (first.has_clock_error, second.has_clock_error) == (True, True)
+    assert desk.session.transfers.num_clock_errors == 2
+    assert [record.getMessage() for record in caplog.records].count("clock.wrong") == 1
 
 
 @pytest.mark.parametrize("making", STATES[:3])

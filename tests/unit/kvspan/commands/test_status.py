@@ -57,6 +57,7 @@ def test_lines_name_groups_and_peers() -> None:
                 num_slots=2,
                 slab_leased_bytes=5 << 20,
                 slab_total_bytes=64 << 20,
+                num_clock_errors=7,
             )
         ],
     )
@@ -67,6 +68,6 @@ def test_lines_name_groups_and_peers() -> None:
         "requests: 31 submitted, 19 finished, 6 failed, 5 cancelled, 1 refused",
         "prompts: 23 remote, 8 local",
         "group 1: 7 of 40 pages of 6.0 KiB used",
-        "peer unix:/p: refused, 3 transfers, 2 slots, 5.0 MiB of 64.0 MiB leased",
+        "peer unix:/p: refused, 3 transfers, 2 slots, 5.0 MiB of 64.0 MiB leased, 7 clock errors",
         "  no session: KV_GEOMETRY_MISMATCH: geometry differs",
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from google.protobuf.duration_pb2 import Duration
 
 from kvspan.commands.timings import STAGES, timings_line
@@ -11,7 +13,9 @@ from kvspan.v1 import geometry_pb2
 
 def test_line_has_every_stage_in_milliseconds() -> None:
     """Stages are durations in ms; route, spans, bytes and token counts follow."""
-    durations = {name: Duration(nanos=(7 + index) * 100_000) for index, name in enumerate(STAGES)}
+    durations: dict[str, Any] = {
+        name: Duration(nanos=(7 + index) * 100_000) for index, name in enumerate(STAGES)
+    }
     timings = pb.Timings(
         **durations,
         overlap=0.75,
@@ -30,6 +34,13 @@ def test_line_has_every_stage_in_milliseconds() -> None:
         "decode 1.2 ms, total 1.3 ms | remote stream, 4 of 5 spans (3.0 MiB) overlapped, overlap 75% | "
         "11 prompt (2 cached) + 13 new tokens"
     )
+
+
+def test_line_says_when_the_prefill_service_has_another_clock() -> None:
+    """A share of zero would be taken for a measurement."""
+    line = timings_line(pb.GenerateResponse(timings=pb.Timings(clock_error=True)))
+
+    assert "overlap unknown (clock error)" in line
 
 
 def test_stages_are_the_durations_of_the_contract() -> None:
