@@ -18,7 +18,6 @@ Not here: stop strings (`stops.py`), what can fit (`text_bound.py`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -49,7 +48,10 @@ class Tokenizer:
         self._byte_ids = frozenset(token_id for token_id in ids if token_id is not None)
         added = self._backend.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._bound = text_bound(json.loads(self._backend.to_str()))
+        # A tokenizer.json may say to cut or to fill a text: settings of whoever trained, not of the model.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._bound = text_bound(self._backend, lambda text: len(self._ids(text, add_special_tokens=False)))
 
     @property
     def vocab_size(self) -> int:
@@ -114,9 +116,9 @@ class Tokenizer:
     def _check_fits(self, texts: Sequence[str], max_tokens: int | None) -> None:
         if self._bound is None or max_tokens is None:
             return
-        needed, limit = sum(map(self._bound.count, texts)), max_tokens * self._bound.chars_per_token
+        needed, limit = sum(map(self._bound.count, texts)), max_tokens * self._bound.bytes_per_token
         if needed > limit:
-            raise PromptTooLong("prompt characters", needed, limit)
+            raise PromptTooLong("prompt bytes", needed, limit)
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Tokenize; the ids are the same either way."""

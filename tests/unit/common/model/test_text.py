@@ -114,6 +114,17 @@ def test_other_threads_run_while_a_long_text_is_tokenized() -> None:
     assert turns > 50_000
 
 
+def test_settings_that_cut_or_fill_texts_are_not_those_of_the_model() -> None:
+    """A folder keeps what its trainer called last; transformers ignores it too (Y1)."""
+    backend = make_byte_tokenizer().backend_tokenizer
+    backend.enable_truncation(4)
+    backend.enable_padding(length=20)
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+
+    assert tokenizer.encode("abcdefg") == BYTES.encode("abcdefg")
+    assert tokenizer.encode("a") == BYTES.encode("a")
+
+
 @pytest.mark.parametrize("max_tokens", [1, 20, 100])
 def test_a_text_that_cannot_fit_is_refused_with_the_numbers(max_tokens: int) -> None:
     """Five characters are the longest token, so that much fits whatever it says."""
@@ -123,7 +134,7 @@ def test_a_text_that_cannot_fit_is_refused_with_the_numbers(max_tokens: int) -> 
         BYTES.encode("x" * (5 * max_tokens + 1), max_tokens=max_tokens)
 
     assert (refusal.value.limit_name, refusal.value.needed, refusal.value.limit) == (
-        "prompt characters",
+        "prompt bytes",
         5 * max_tokens + 1,
         5 * max_tokens,
     )

@@ -144,7 +144,7 @@ async def test_others_are_served_while_a_long_text_is_read(slab_dir: Path) -> No
         assert (await desk.call(SHORT)).text == "def"
 
         desk.tokenizer.may_go.set()
-        with pytest.raises(PromptTooLong, match="prompt characters"):
+        with pytest.raises(PromptTooLong, match="prompt bytes"):
             await reading
         assert (desk.counts.finished, desk.counts.refused) == (1, 1)
 

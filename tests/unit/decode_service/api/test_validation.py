@@ -188,12 +188,12 @@ def test_what_can_never_fit_is_refused_with_the_numbers(num_tokens: int) -> None
 @pytest.mark.parametrize(
     ("request_", "numbers"),
     [
-        (pb.GenerateRequest(text="x" * 501), ("prompt characters", 501, 500)),
+        (pb.GenerateRequest(text="x" * 501), ("prompt bytes", 501, 500)),
         (
             pb.GenerateRequest(
                 chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="x" * 251)] * 2)
             ),
-            ("prompt characters", 502, 500),
+            ("prompt bytes", 502, 500),
         ),
         (
             pb.GenerateRequest(chat=pb.ChatPrompt(messages=[pb.ChatMessage()] * 101)),
