@@ -200,7 +200,7 @@ class DecodeService:
         await self._close()
         logger.info("service.stopped", extra=log_fields(was_idle=is_idle))
         for outcome in outcomes:
-            if isinstance(outcome, Exception):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, asyncio.CancelledError):
                 raise outcome
 
     async def _open(self) -> str:

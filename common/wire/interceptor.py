@@ -108,13 +108,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 self._log(method.name, error)
                 set_status(context, error)
             drop_tracebacks(error)
+            if isinstance(error, InvariantViolation) and self._on_invariant is not None:
+                self._on_invariant(error)
             if passes:
                 raise
             if has_ended:
                 raise asyncio.CancelledError("the call ended while a message was on its way") from None
 
     def _log(self, method: str, error: BaseException) -> None:
-        """Log how a call ended, as loud as it deserves; tell the service of a broken invariant."""
+        """Log how a call ended, as loud as it deserves."""
         match error:
             case CallsExhausted():
                 if self._limits.num_refused(method) == 1:
@@ -124,8 +126,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 logger.info("call.failed", extra=fields)
             case InvariantViolation():
                 logger.critical("invariant.violated", extra=log_fields(method=method), exc_info=error)
-                if self._on_invariant is not None:
-                    self._on_invariant(error)
             case _:
                 self._num_broken += 1
                 fields = log_fields(method=method, broken_calls=self._num_broken)

@@ -55,7 +55,7 @@ class Event(Generic[AnyLane]):
     lane: AnyLane
     what: TokenEvent | KVSpanError
 
-    cause: Exception | None = None
+    cause: BaseException | None = None
     """What made this lane alone fail, for the log."""
 
     @property
@@ -118,7 +118,7 @@ class Scheduler(Generic[AnyLane]):
         for lane in self._active:
             try:
                 steps.append(lane.lane_step())
-            except Exception as error:  # noqa: BLE001 - a lane without a part of the step fails alone
+            except BaseException as error:  # noqa: BLE001 - a lane without a part of the step fails alone
                 failures.append(_failed(lane, "lane", error))
         return steps, self._leave(failures)
 
@@ -131,7 +131,7 @@ class Scheduler(Generic[AnyLane]):
         self._leave([event for event in events if event.is_last])
         return events
 
-    def fail(self, error: Exception) -> list[Event[AnyLane]]:
+    def fail(self, error: BaseException) -> list[Event[AnyLane]]:
         """Take out all lanes of the last `plan`, whose step raised: their KV is undefined."""
         failure = EngineFailed(f"decode step: {told(error)}")
         return self._leave([Event(lane, failure) for lane in self._active])
@@ -143,7 +143,7 @@ class Scheduler(Generic[AnyLane]):
     def _take(self, lane: AnyLane, sample: Callable[[], TokenEvent]) -> Event[AnyLane]:
         try:
             token = sample()
-        except Exception as error:  # noqa: BLE001 - logits that are no numbers fail their lane alone
+        except BaseException as error:  # noqa: BLE001 - bad logits, or a panic of the tokenizer, fail their lane alone
             return _failed(lane, "sampling", error)
         self._num_tokens += 1
         return Event(lane, token)
@@ -158,5 +158,5 @@ def _cancelled(lane: AnyLane) -> Event[AnyLane]:
     return Event(lane, Cancelled("by the client"))
 
 
-def _failed(lane: AnyLane, part: str, error: Exception) -> Event[AnyLane]:
+def _failed(lane: AnyLane, part: str, error: BaseException) -> Event[AnyLane]:
     return Event(lane, EngineFailed(f"{part}: {told(error)}"), error)

@@ -59,7 +59,7 @@ class StepLoop:
     def _run(self) -> None:
         try:
             self._decode()
-        except Exception as error:  # noqa: BLE001 - nobody else sees how a thread ends
+        except BaseException as error:  # noqa: BLE001 - nobody else sees how a thread ends
             raise_break(self._loop, "step loop", error)
 
     def _decode(self) -> None:
@@ -70,6 +70,7 @@ class StepLoop:
                 events += self._scheduler.drop_cancelled()
                 events += self._step()
             self._post(events)
+            del events  # this thread may sleep now for long: nothing of what has ended may stay with it
         self._post(self._scheduler.close(Cancelled("the decode service is shutting down")))
 
     def _take_new(self) -> tuple[list[Event[Sequence]], bool]:
@@ -92,13 +93,13 @@ class StepLoop:
             return events
         try:
             logits_LV = self._backend.step(steps)
-        except Exception as error:
+        except BaseException as error:
             logger.exception("step.failed", extra=log_fields(lanes=len(steps)))
             self._report(error)
             return events + self._scheduler.fail(error)
         return events + self._scheduler.complete(logits_LV)
 
-    def _report(self, error: Exception) -> None:
+    def _report(self, error: BaseException) -> None:
         """Tell the service of a broken invariant; it has to stop."""
         if isinstance(error, InvariantViolation) and self._on_invariant is not None:
             self._loop.call_soon_threadsafe(self._on_invariant, error)

@@ -79,7 +79,8 @@ class Importer:
                 outcome = self._import(job)
                 job.source.release()
                 self._loop.call_soon_threadsafe(job.done, outcome)
-        except Exception as error:  # noqa: BLE001 - nobody else sees how a thread ends
+                del job, outcome  # this thread may sleep now for long: nothing of a request may stay with it
+        except BaseException as error:  # noqa: BLE001 - nobody else sees how a thread ends
             raise_break(self._loop, "importer", error)
 
     def _import(self, job: ImportJob) -> SpanRecord | KVSpanError:
@@ -92,7 +93,7 @@ class Importer:
         except InvariantViolation as error:
             raise_on(self._loop, error)
             return EngineFailed(f"import of span {span.sequence}: {told(error)}")
-        except Exception as error:
+        except BaseException as error:
             # A copy that breaks fails its transfer, never the thread.
             fields = log_fields(request_id=job.request_id, sequence=span.sequence)
             logger.exception("import.failed", extra=fields)

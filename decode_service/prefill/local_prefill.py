@@ -38,6 +38,7 @@ from common.model.prefill import ChunkedPrefill
 from common.runtime.clock import Clock
 from common.runtime.invariants import raise_on
 from common.runtime.tasks import run_to_end
+from common.runtime.tracebacks import drop_tracebacks
 from common.telemetry.logging import log_fields
 from common.telemetry.timeline import Timeline
 from decode_service.cache.reservation import Holder, Reservation
@@ -72,7 +73,7 @@ class _Prompt:
     """Set on the event loop, read on the engine's thread at every layer."""
 
     run: Future[_Computed] | None = None
-    """The thread's; set as soon as it is queued."""
+    """The thread's; set from the moment it is queued until it has ended."""
 
 
 class LocalPrefill:
@@ -184,6 +185,7 @@ class LocalEngine:
     def _ended(self, number: int, finished: asyncio.Future[_Computed]) -> None:
         """Let go of a prompt that the engine has ended or will not begin, and tell its call."""
         prompt, error = self._live.pop(number), _error_of(finished)
+        prompt.run = None  # it holds its error, whose frames hold the prompt
         ending = "done" if error is None else type(error).__name__
         self._journal.local_ended(prompt.reservation, ending, len(prompt.writer.missing()))
         prompt.reservation.drop(Holder.ENGINE)
@@ -193,10 +195,12 @@ class LocalEngine:
         if not isinstance(error, RequestError):
             fields = log_fields(request_id=prompt.request.request_id)
             logger.error("engine.failed", exc_info=error, extra=fields)
-        prompt.outcome.set_exception(_as_ours(error))
-        prompt.outcome.exception()
         if isinstance(error, InvariantViolation):
             raise_on(asyncio.get_running_loop(), error)
+        else:
+            drop_tracebacks(error)
+        prompt.outcome.set_exception(_as_ours(error))
+        prompt.outcome.exception()
 
 
 def _error_of(finished: asyncio.Future[_Computed]) -> BaseException | None:
