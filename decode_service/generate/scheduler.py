@@ -143,7 +143,7 @@ class Scheduler(Generic[AnyLane]):
     def _take(self, lane: AnyLane, sample: Callable[[], TokenEvent]) -> Event[AnyLane]:
         try:
             token = sample()
-        except BaseException as error:  # noqa: BLE001 - bad logits, or a panic of the tokenizer, fail their lane alone
+        except BaseException as error:  # noqa: BLE001 - so does a panic of the tokenizer
             return _failed(lane, "sampling", error)
         self._num_tokens += 1
         return Event(lane, token)

@@ -21,6 +21,7 @@ class ScriptedLane:
     num_tokens: int = 4
     cannot_step: bool = False
     cannot_sample: bool = False
+    sampling_error: BaseException = field(default_factory=lambda: ValueError("no numbers"))
     is_cancelled: bool = False
     rows: list[object] = field(default_factory=list)
     taken: int = 0
@@ -39,7 +40,7 @@ class ScriptedLane:
     def accept(self, logits_V: Tensor) -> TokenEvent:
         """See `Lane`."""
         if self.cannot_sample:
-            raise ValueError(f"{self.name}: no numbers")
+            raise self.sampling_error
         self.rows.append(logits_V)
         return self._token()
 

@@ -27,6 +27,20 @@ async def test_a_violation_on_a_thread_reaches_the_service(seen: asyncio.Queue[I
     assert await seen.get() is error
 
 
+async def test_a_panic_in_a_callback_reaches_the_service(seen: asyncio.Queue[InvariantViolation]) -> None:
+    """Native code raises what is no `Exception`; nobody knows what was left undone."""
+
+    class Panic(BaseException):
+        pass
+
+    def callback() -> None:
+        raise Panic("out of bounds")
+
+    asyncio.get_running_loop().call_soon(callback)
+
+    assert str(await seen.get()) == "a callback broke: Panic: out of bounds"
+
+
 async def test_another_error_of_a_callback_is_only_logged(
     seen: asyncio.Queue[InvariantViolation],
 ) -> None:

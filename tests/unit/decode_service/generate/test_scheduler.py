@@ -110,15 +110,20 @@ def test_a_lane_that_cannot_step_fails_alone() -> None:
     assert complete(scheduler) == ["a"]
 
 
-def test_a_sample_that_fails_fails_its_lane_alone() -> None:
-    """Logits of one lane that are no numbers are no reason to stop another (rule 8)."""
-    scheduler = make_batch(ScriptedLane("p", cannot_sample=True), ScriptedLane("a"))
+class Panic(BaseException):
+    """As the native code of a tokenizer raises it: no `Exception`."""
+
+
+@pytest.mark.parametrize("error", [ValueError("no numbers"), Panic("out of bounds")])
+def test_a_sample_that_fails_fails_its_lane_alone(error: BaseException) -> None:
+    """Logits of one lane that are no numbers, or a panic, are no reason to stop another (rule 8)."""
+    scheduler = make_batch(ScriptedLane("p", cannot_sample=True, sampling_error=error), ScriptedLane("a"))
     scheduler.plan()
 
     broken, whole = scheduler.complete(ROWS)  # type: ignore[arg-type]
 
     assert isinstance(broken.what, EngineFailed)
-    assert isinstance(broken.cause, ValueError)
+    assert broken.cause is error
     assert not whole.is_last
     assert batch_of(scheduler) == "a"
 
