@@ -30,9 +30,8 @@ from kvspan.bench.records import SCHEMA, Header, RecordWriter
 from kvspan.bench.workloads import PromptSource, QuickPlan, real_text
 from kvspan.commands.command import CommandFailed
 from kvspan.commands.flags import SETTINGS
-from kvspan.commands.health import DECODE_SERVICE, wait_serving
 from kvspan.commands.pair import ChildEnded, Pair
-from kvspan.commands.remote import told_failures
+from kvspan.commands.remote import DECODE_SERVICE, told_failures, wait_serving
 from kvspan.commands.up import make_plan
 
 if TYPE_CHECKING:

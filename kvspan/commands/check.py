@@ -57,8 +57,9 @@ class Row:
 @click.option("--prefill", type=TARGET, required=True, metavar="ADDR", help="prefill service")
 def check(decode: str, prefill: str) -> int:
     """Compare a decode and a prefill service field by field."""
-    with told_failures():
+    with told_failures(prefill):
         offer = ask_prefill(prefill)
+    with told_failures(decode):
         hello, status = ask_decode(decode, offer.boot_id)
     rows = compare_rows(hello, offer)
     rows += session_rows(status, offer.boot_id, {row.field for row in rows})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -115,28 +117,51 @@ THEIRS = "(default: the service's)"
 @click.option("--json", "as_json", is_flag=True, help="print each message as one line of JSON")
 @click.option("--timings", is_flag=True, help="print how long each stage took, on stderr")
 def generate(target: str, as_json: bool, timings: bool, **given: Any) -> int:
-    """Ask for one completion of the text PROMPT and print it as it comes; - reads the text from stdin."""
-    prompt, options = make_prompt(given, sys.stdin.read), make_options(given)
+    """Ask for one completion of the text PROMPT and print it as it comes; - or a pipe gives it by stdin."""
+    prompt, options = make_prompt(given, sys.stdin), make_options(given)
     from kvspan.client import Client
 
-    with told_failures(), Client(target) as client:
+    with told_failures(target), Client(target) as client:
         last = _print_responses(client.generate(**prompt, **options), as_json)
     if timings and last is not None:
         print(timings_line(last), file=sys.stderr)
     return EXIT_OK
 
 
-def make_prompt(given: dict[str, Any], read_stdin: Callable[[], str]) -> dict[str, Any]:
+def make_prompt(given: dict[str, Any], stdin: TextIO | None) -> dict[str, Any]:
     """Take the one prompt out of `given`, as an argument of `Client.generate`; raise ConfigError for two."""
     text, token_ids, is_chat = given.pop("prompt"), given.pop("token_ids"), given.pop("chat")
+    if text is None and token_ids is None and _is_fed(stdin):
+        text = "-"
     if (text is None) == (token_ids is None):
-        raise ConfigError("PROMPT", text or "", "give either a text or --token-ids")
+        raise ConfigError("PROMPT", text or "", "give one prompt: a text, - for stdin, or --token-ids")
     if text is None:
         if is_chat:
             raise ConfigError("--chat", "true", "needs a text, not --token-ids")
         return {"token_ids": token_ids}
-    text = read_stdin() if text == "-" else text
+    text = _read(stdin) if text == "-" else text
     return {"messages": [{"role": "user", "content": text}]} if is_chat else {"prompt": text}
+
+
+def _is_fed(stdin: TextIO | None) -> bool:
+    """Tell whether a file or another program gives stdin, rather than a terminal or nobody."""
+    try:
+        mode = os.fstat(stdin.fileno()).st_mode if stdin is not None else 0
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
+def _read(stdin: TextIO | None) -> str:
+    try:
+        text = stdin.read() if stdin is not None else ""
+        # Bytes that are no text may come through as halves of characters, which no request can carry.
+        text.encode()
+    except UnicodeError as error:
+        raise ConfigError("PROMPT", "-", f"stdin is no text: {error}") from error
+    if not text:
+        raise ConfigError("PROMPT", "-", "stdin is empty")
+    return text
 
 
 def make_options(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,16 +1,77 @@
-"""Calls to services: how a status that is not OK reads on the command line."""
+"""Calls to services: whether they are healthy, and how a status that is not OK reads on the command line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from kvspan.commands.command import CommandFailed
 
+if TYPE_CHECKING:
+    from common.wire.failure import RemoteFailure
+
+PREFILL_SERVICE = "kvspan.v1.PrefillService"
+
+DECODE_SERVICE = "kvspan.v1.DecodeService"
+"""Healthy while the decode service can take prompts by the routes it was told to use."""
+
+
+async def wait_serving(target: str, service: str) -> None:
+    """Return when `service` at `target` is healthy, however long that takes; told by the service, not polled.
+
+    Raises `RemoteFailure` when nobody serves there, or the service goes away instead.
+    """
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+
+    from common.wire.channel import make_channel
+    from common.wire.failure import remote_failure
+
+    async with make_channel(target) as channel:
+        request = health_pb2.HealthCheckRequest(service=service)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(request)
+        try:
+            async for response in watch:
+                if response.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+        except grpc.RpcError as error:
+            raise remote_failure(error) from error
+
+
+def check_health(target: str, service: str, timeout_s: float) -> str:
+    """Return the name of the health status of `service` at `target`.
+
+    Raises `RemoteFailure` when there is no answer in time or the service is not known there.
+    """
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    from common.wire.channel import make_sync_channel
+    from common.wire.failure import remote_failure
+
+    request = health_pb2.HealthCheckRequest(service=service)
+    with make_sync_channel(target) as channel:
+        try:
+            response = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise remote_failure(error) from error
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
+
+
+NOBODY = ("failed to connect", "errors resolving", "DNS resolution failed")
+"""How the library begins when it reached no server."""
+
+WHO_TIME_LIMIT_S = 3.0
+"""Of the question which service answers at an address."""
+
 
 @contextmanager
-def told_failures() -> Iterator[None]:
-    """Turn a call that did not end with OK into CommandFailed: code, reason, message, when to try again."""
+def told_failures(target: str | None = None) -> Iterator[None]:
+    """Turn a call that did not end with OK into CommandFailed: code, reason, message, and what to do.
+
+    `target` is the address that was asked, where whoever typed it can be wrong about it.
+    """
     from common.wire.failure import RemoteFailure
 
     try:
@@ -18,4 +79,29 @@ def told_failures() -> Iterator[None]:
     except RemoteFailure as failure:
         after_s = failure.retry_after_s
         hint = "" if after_s is None else f" (try again in {after_s:g} s)"
-        raise CommandFailed(f"{failure}{hint}") from failure
+        advice = "" if target is None else _advice(target, failure)
+        raise CommandFailed(f"{advice}{failure}{hint}") from failure
+
+
+def _advice(target: str, failure: RemoteFailure) -> str:
+    """Return what is wrong with an address, as far as the library's status shows it; else nothing."""
+    if failure.reason:
+        return ""
+    if failure.code.name == "UNAVAILABLE" and failure.message.startswith(NOBODY):
+        return f"nobody answers at {target}; start a pair with kvspan up, or name another address: "
+    if failure.code.name == "UNIMPLEMENTED" and (found := _service_at(target)) is not None:
+        return f"{target} is a {found} service, which has no such call; name the other one: "
+    return ""
+
+
+def _service_at(target: str) -> str | None:
+    """Return which service answers at `target`; None when it does not say."""
+    from common.wire.failure import RemoteFailure
+
+    for name, service in (("prefill", PREFILL_SERVICE), ("decode", DECODE_SERVICE)):
+        try:
+            check_health(target, service, WHO_TIME_LIMIT_S)
+        except RemoteFailure:
+            continue
+        return name
+    return None

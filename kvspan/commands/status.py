@@ -28,7 +28,7 @@ def status(target: str, as_json: bool) -> int:
 
     from kvspan.client import Client
 
-    with told_failures(), Client(target) as client:
+    with told_failures(target), Client(target) as client:
         answer = client.status()
     if as_json:
         print(

@@ -21,9 +21,8 @@ from common.settings import SECONDS
 from decode_service.config import DecodeConfig
 from kvspan.commands.command import EXIT_FAILED, EXIT_USAGE, CommandFailed
 from kvspan.commands.flags import arguments_of, make_config, settings_of
-from kvspan.commands.health import DECODE_SERVICE, wait_serving
 from kvspan.commands.pair import ChildEnded, Pair, PairPlan, service_command, socket_folder
-from kvspan.commands.remote import told_failures
+from kvspan.commands.remote import DECODE_SERVICE, told_failures, wait_serving
 from prefill_service.config import PrefillConfig
 
 DEFAULTS = {"model": "demo", "listen": "127.0.0.1:50051"}

@@ -22,8 +22,8 @@ from kvspan.bench.baseline import Baseline
 from kvspan.bench.measure import wait_idle
 from kvspan.bench.workloads import PromptSource, real_text
 from kvspan.client import AsyncClient
-from kvspan.commands.health import DECODE_SERVICE, wait_serving
 from kvspan.commands.pair import Pair
+from kvspan.commands.remote import DECODE_SERVICE, wait_serving
 from kvspan.commands.up import make_plan
 from tests.parity.cases import WAYS, Case, Outcome
 

@@ -44,7 +44,7 @@ DOORS = {
         "kvspan/client.py",
         # Commands that are clients of both services.
         "kvspan/commands/check.py",
-        "kvspan/commands/health.py",
+        "kvspan/commands/remote.py",
     ),
 }
 """Which files may import a library when they run; annotations may name its types anywhere."""

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.errors import ConfigError, QueueFull
+from common.wire.server import make_server
 from kvspan import cli
 from kvspan.commands.command import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from kvspan.commands.generate import generate as command
 from kvspan.commands.generate import make_options, make_prompt
+from kvspan.commands.remote import PREFILL_SERVICE
 from kvspan.v1 import decode_pb2 as pb
 from kvspan.v1 import geometry_pb2
 from tests.support.command_lines import parse_line
@@ -105,35 +110,89 @@ async def test_refusal_is_one_line_with_its_reason(capsys: pytest.CaptureFixture
     assert "try again in" in captured.err
 
 
-def test_nobody_at_the_target_is_a_failure(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A service that is not there is reported like any other failure."""
-    folder = tmp_path_factory.mktemp("s")
+def test_nobody_at_the_target_is_a_failure_with_a_hint(
+    tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A service that is not there is reported like any other failure, with what to do about it."""
+    target = f"unix:{tmp_path_factory.mktemp('s')}/none"
 
-    assert cli.main(["generate", "Hi", f"--target=unix:{folder}/none"]) == EXIT_FAILED
+    assert cli.main(["generate", "Hi", f"--target={target}"]) == EXIT_FAILED
+    assert capsys.readouterr().err.startswith(
+        f"kvspan: nobody answers at {target}; start a pair with kvspan up"
+    )
+
+
+async def test_address_of_the_other_service_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two services have two addresses, and it is easy to take the wrong one."""
+    async with make_server([PREFILL_SERVICE]) as server:
+        address = server.listen("127.0.0.1:0")
+        await server.start()
+        code = await asyncio.to_thread(cli.main, ["generate", f"--target={address}", "Hi"])
+
+    assert code == EXIT_FAILED
+    assert capsys.readouterr().err.startswith(
+        f"kvspan: {address} is a prefill service, which has no such call"
+    )
+
+
+async def test_terminal_that_lacks_characters_gets_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row Y18: an answer is printed on any terminal, without a traceback."""
+
+    async def answer(request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+        yield pb.GenerateResponse(text="caf\xe9", finish_reason=pb.FINISH_REASON_STOP)
+
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+
+    assert await generate(ScriptedDecode(answer), "Hi") == EXIT_OK
+    assert printed.getvalue() == b"caf\\xe9\n"
 
 
 def test_prompt_is_text_chat_or_token_ids() -> None:
     """The three forms of a prompt each have their flag; a dash reads stdin."""
     stdin = io.StringIO("from stdin")
 
-    assert make_prompt(parse("Hi"), stdin.read) == {"prompt": "Hi"}
-    assert make_prompt(parse("--token-ids=3,1,2"), stdin.read) == {"token_ids": (3, 1, 2)}
-    assert make_prompt(parse("-", "--chat"), stdin.read) == {
+    assert make_prompt(parse("Hi"), stdin) == {"prompt": "Hi"}
+    assert make_prompt(parse("--token-ids=3,1,2"), stdin) == {"token_ids": (3, 1, 2)}
+    assert make_prompt(parse("-", "--chat"), stdin) == {
         "messages": [{"role": "user", "content": "from stdin"}]
     }
+
+
+def test_a_file_or_a_pipe_gives_the_prompt(tmp_path: Path) -> None:
+    """`cat FILE | kvspan generate` and `kvspan generate < FILE` mean what they say."""
+    (tmp_path / "prompt").write_text("from a file")
+    with (tmp_path / "prompt").open() as file:
+        assert make_prompt(parse(), file) == {"prompt": "from a file"}
+
+    reader, writer = os.pipe()
+    with open(reader) as piped:
+        os.write(writer, b"from a pipe")
+        os.close(writer)
+        assert make_prompt(parse("--chat"), piped)["messages"][0]["content"] == "from a pipe"
+
+
+@pytest.mark.parametrize(("content", "said"), [(b"", "stdin is empty"), (b"\xff\xfe", "stdin is no text")])
+def test_stdin_must_hold_a_text(tmp_path: Path, content: bytes, said: str) -> None:
+    """Nothing, or bytes that are no text, is no prompt."""
+    (tmp_path / "prompt").write_bytes(content)
+
+    for errors in ("strict", "surrogateescape"):
+        with (tmp_path / "prompt").open(errors=errors) as file, pytest.raises(ConfigError, match=said):
+            make_prompt(parse("-"), file)
 
 
 @pytest.mark.parametrize("line", [[], ["Hi", "--token-ids=1"], ["--token-ids=1", "--chat"]])
 def test_request_has_exactly_one_prompt(line: list[str]) -> None:
     """None, two, or a conversation of token ids are refused."""
     with pytest.raises(ConfigError):
-        make_prompt(parse(*line), io.StringIO().read)
+        make_prompt(parse(*line), io.StringIO())
 
 
 def options(*line: str) -> dict[str, Any]:
     """Return the options of a request that a command line makes."""
     given = parse("Hi", *line)
-    make_prompt(given, io.StringIO().read)
+    make_prompt(given, io.StringIO())
     return make_options(given)
 
 
@@ -152,7 +211,7 @@ def test_options_that_were_not_given_are_left_to_the_service() -> None:
             "--max-new-tokens=0",
             "Invalid value for '--max-new-tokens': 0 is not in the range 1<=x<=134217728.",
         ),
-        ("--token-ids=1", "PROMPT=Hi: give either"),
+        ("--token-ids=1", "PROMPT=Hi: give one prompt"),
         (
             "--transfer=fast",
             "Invalid value for '--transfer': 'fast' is not one of 'stream', 'deferred', 'whole'.",

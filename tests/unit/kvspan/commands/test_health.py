@@ -9,7 +9,7 @@ import pytest
 from common.wire.failure import RemoteFailure
 from kvspan import cli
 from kvspan.commands.command import EXIT_FAILED, EXIT_OK
-from kvspan.commands.health import DECODE_SERVICE, wait_serving
+from kvspan.commands.remote import DECODE_SERVICE, wait_serving
 from tests.support.wire import ScriptedDecode, answer_hello, serving
 
 
