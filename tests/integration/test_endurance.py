@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,16 +19,14 @@ from common.runtime.memory import trim_memory
 from kvspan.client import AsyncClient
 from tests.integration.conftest import LoadPair, shared_pair
 from tests.support.cases import prompt_of
-from tests.support.leaks import assert_no_leak, take_census
 from tests.support.pair import MODES, Pair, make_configs
 
-NUM_WARM_UP = 50
-"""One request of each prompt length, so that every buffer has its size before the first reading."""
+NUM_ROUNDS = 4
+ROUND_REQUESTS = 50
+"""One of each prompt length; a round goes before the first reading, so that every buffer has its size."""
 
-NUM_REQUESTS = 200
-MIN_MOVED_BYTES = 40 << 20
-MAX_GROWTH_BYTES = 4 << 20
-"""A tenth of the KV that is moved, so that a copy of every fifth prompt would not fit. Noise is 0.5 MiB."""
+MIN_MOVED_BYTES = 10 << 20
+"""KV of a round; a tenth of it may stay, so that a copy of every fifth prompt would not fit."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -61,22 +60,29 @@ def resident_bytes() -> int:
     return rss
 
 
+async def serve_round(pair: Pair, number: int) -> tuple[int, int]:
+    """Serve one round; return the KV moved and the memory of the process once nothing is held any more."""
+    requests = range(number * ROUND_REQUESTS, (number + 1) * ROUND_REQUESTS)
+    moved = sum([await serve(pair, request) for request in requests])
+    await pair.wait_idle()
+    return moved, resident_bytes()
+
+
 @pytest.mark.slow
 async def test_two_hundred_requests_grow_nothing(pair: Pair) -> None:
-    """Rule 9, A21: 200 requests add no thread, descriptor, task or slab file, and no memory to speak of."""
-    for number in range(NUM_WARM_UP):
-        await serve(pair, number)
-    await pair.wait_idle()
-    before, tasks, resident = take_census(pair.slab_dir), len(asyncio.all_tasks()), resident_bytes()
+    """Rule 9, A21: 200 requests add no thread, descriptor, task or slab file, and no memory to speak of.
 
-    moved = sum([await serve(pair, number) for number in range(NUM_REQUESTS)])
-    await pair.wait_idle()
+    All but memory is looked at behind every test of this folder. What requests keep grows in every round;
+    what the libraries take for good, whenever they do, does not.
+    """
+    rounds = [await serve_round(pair, number) for number in range(1 + NUM_ROUNDS)]
+    residents = [resident for _, resident in rounds]
+    growth = [after - before for before, after in pairwise(residents)]
 
-    assert_no_leak(before, pair.slab_dir)
-    assert len(asyncio.all_tasks()) <= tasks
+    moved = min(moved for moved, _ in rounds)
     assert moved > MIN_MOVED_BYTES
-    assert resident_bytes() - resident < MAX_GROWTH_BYTES
-    assert pair.decode.core.counts.submitted == 2 + NUM_WARM_UP + NUM_REQUESTS
+    assert min(growth) < moved // 10, growth
+    assert pair.decode.core.counts.submitted == 2 + (1 + NUM_ROUNDS) * ROUND_REQUESTS
 
 
 async def test_two_hundred_requests_use_few_slots(pair: Pair) -> None:
