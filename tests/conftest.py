@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -34,11 +35,17 @@ settings.load_profile("ci")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the paths of sockets short, whatever TMPDIR says; a shell's settings of services mean no test."""
+    """Make a run depend on nothing that its shell says of places, settings and signals."""
     for name in SETTINGS:
         os.environ.pop(f"KVSPAN_{name.upper()}", None)
+    # The paths of sockets have to be short.
     if config.option.basetemp is None and len(tempfile.gettempdir()) > LONGEST_BASE:
         config.option.basetemp = short_folder("kv-")
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        # Under nohup, or behind a shell's &, some are ignored, which a service would inherit and keep to.
+        # What is handled here, though by nothing, has its default meaning in another program.
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 @pytest.fixture
