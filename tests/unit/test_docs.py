@@ -373,3 +373,14 @@ def test_settings_are_told_with_default_and_service() -> None:
     told = {cells[0].strip("`"): tuple(cells[1:3]) for cells in table if cells[0].startswith("`--")}
 
     assert told == {flag_name(field): (default_text(field), service_text(field)) for field in SETTINGS}
+
+
+def test_variables_of_the_containers_are_told() -> None:
+    """Whoever starts the containers finds every variable that compose.yaml reads."""
+    table = rows(section("docs/operations.md", "Containers"))
+    told = {name for cells in table for name in re.findall(r"[A-Z]+_[A-Z_]+", cells[0])}
+    lists = re.findall(r"(?:environment|args): \[(.*)\]", page("compose.yaml"))
+    read = re.findall(r"\$\{([A-Z_]+)", page("compose.yaml")) + ", ".join(lists).split(", ")
+
+    assert "TORCH_INDEX" in read
+    assert told == set(read)
