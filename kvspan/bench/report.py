@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvspan.bench.arms import ARMS, DECODERS
+from kvspan.bench.ratios import Ratio, ratios
 from kvspan.bench.records import DecodeSample, Run, Sample, TransferSample
-from kvspan.bench.summary import spread
-from kvspan.bench.verdicts import Verdict, verdicts
+from kvspan.bench.summary import Spread, spread
 
 MS = 1e3
 MIB = 1 << 20
@@ -22,7 +22,8 @@ TRANSFER_HEADS = (
 """wait: for lane, pages, slot and engine; first: publication to first token; rest: outside the service."""
 
 DECODE_HEADS = ("lanes", "who", "context", "tokens/s", "", "step ms", "")
-VERDICT_HEADS = ("ratio", "median", "", "target", "")
+RATIO_HEADS = ("ratio", "median", "", "A/A", "")
+"""A/A: the same arm against itself; a ratio inside that range may be chance."""
 
 
 def report_lines(run: Run) -> Iterator[str]:
@@ -31,7 +32,7 @@ def report_lines(run: Run) -> Iterator[str]:
     yield from _header_lines(run, counted)
     yield from _section("Time to first token", TRANSFER_HEADS, _transfer_rows(counted))
     yield from _section("Decode", DECODE_HEADS, _decode_rows(counted))
-    yield from _section("Targets", VERDICT_HEADS, map(_verdict_row, verdicts(run)))
+    yield from _section("Ratios", RATIO_HEADS, map(_ratio_row, ratios(run)))
 
 
 def _header_lines(run: Run, counted: Sequence[Sample]) -> Iterator[str]:
@@ -95,13 +96,11 @@ def _decode_rows(samples: Sequence[Sample]) -> Iterator[Sequence[str]]:
                 )  # fmt: skip
 
 
-def _verdict_row(verdict: Verdict) -> Sequence[str]:
-    values = verdict.measured
-    median, target, word = f"{values.median:.3f}", "", ""
-    if verdict.limit is not None:
-        target = f"{'<=' if verdict.is_ceiling else '>='} {verdict.limit:g}"
-        word = "OK" if verdict.is_met else "short"
-    return (verdict.name, median, f"({values.low:.3f}..{values.high:.3f})", target, word)
+def _ratio_row(ratio: Ratio) -> Sequence[str]:
+    def cells(values: Spread) -> tuple[str, str]:
+        return f"{values.median:.3f}", f"({values.low:.3f}..{values.high:.3f})"
+
+    return (ratio.name, *cells(ratio.measured), *(cells(ratio.control) if ratio.control else ("", "")))
 
 
 def _with_range(values: Sequence[float]) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Samples and headers with distinct numbers, for the tests of records, verdicts and reports."""
+"""Samples and headers with distinct numbers, for the tests of records, ratios and reports."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvspan.bench.report import report_lines
-from tests.support.bench_samples import DECODE, IDLE, TRANSFER, decode, make_run, transfer
+from tests.support.bench_samples import DECODE, IDLE, TRANSFER, make_run, transfer
 
 
 def report(*samples: object) -> str:
@@ -48,15 +48,16 @@ def test_decode_is_shown_as_rate_and_steps() -> None:
     assert line[2:] == ["512", "40.0", "(40.0..40.0)", "100", "(50.0..150)"]
 
 
-def test_target_is_shown_as_met_or_short() -> None:
-    """The word stands last in the line of its ratio."""
-    text = report(IDLE, decode("kvspan", 4, 0.5), decode("generate", 4, 0.3))
-    lines = [line.strip() for line in text.splitlines() if " OK" in line or " short" in line]
+def test_ratio_is_shown_beside_its_control() -> None:
+    """Median and range of the ratio, then of the same arm against itself; without one the place is empty."""
+    text = report(
+        IDLE,
+        *(transfer(arm, ttft_s=s) for arm, s in (("stream", 0.5), ("local", 0.4), ("stream_again", 0.6))),
+    )
 
-    assert [line.split("  ")[0] for line in lines] == [
-        "decode tokens/s, pair / generate, 4 lanes", "idle pair, cores used",
-    ]  # fmt: skip
-    assert [line.split()[-1] for line in lines] == ["short", "OK"]
+    (ratio,) = [line.split() for line in text.splitlines() if "stream / local" in line]
+    assert ratio[-4:] == ["1.250", "(1.250..1.250)", "1.200", "(1.200..1.200)"]
+    assert text.endswith("0.010  (0.010..0.010)")
 
 
 def test_warm_up_is_counted_and_not_shown() -> None:
