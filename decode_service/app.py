@@ -209,7 +209,7 @@ class DecodeService:
         calls = self._config.lanes + self._config.queue_limit + SPARE_CALLS
         self._server = make_server([SERVICE_NAME], limits={GENERATE: calls}, on_invariant=self.break_off)
         servicer = self._servicer = DecodeServicer(
-            self._core, self._make_reader(), self._make_reporter(), self._clock
+            self._core, self._make_reader(), self._make_reporter(self._server), self._clock
         )
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(servicer, self._server.grpc)
         address = self._server.listen(self._config.listen)
@@ -304,7 +304,7 @@ class DecodeService:
         )
         return RequestReader(loaded.tokenizer, limits, self._boot_id)
 
-    def _make_reporter(self) -> Reporter:
+    def _make_reporter(self, server: Server) -> Reporter:
         facts = Facts(
             boot_id=self._boot_id,
             identity=self._loaded.ready.identity,
@@ -317,7 +317,15 @@ class DecodeService:
             linears=self._loaded.ready.linears,
             num_threads=self._loaded.ready.threads,
         )
-        sources = Sources(self._core, self._admission, self._cache, self._step_loop, self._peers)
+        sources = Sources(
+            self._core,
+            self._admission,
+            self._cache,
+            self._step_loop,
+            self._peers,
+            self._record,
+            server.statistics,
+        )
         return Reporter(facts, sources)
 
     @property

@@ -138,6 +138,11 @@ class DecodeCore:
         for peer in self._owners.router.peers:
             peer.check_integrity()
 
+    def _check_idle(self) -> None:
+        """Check everything while nobody waits for it; raises in a callback of the loop (`invariants.py`)."""
+        if not self._counts.live:
+            self.check_integrity()
+
     def shut_down(self) -> None:
         """Refuse new requests from now on."""
         self._is_shutting_down = True
@@ -346,6 +351,8 @@ class DecodeCore:
         counts.refused += outcome == "refused"
         if not counts.live:
             self._idle.set()
+            # In a turn of its own, where a violation ends the service and not this call.
+            asyncio.get_running_loop().call_soon(self._check_idle)
         if request is None:
             return
         fields = log_fields(request_id=request.request_id, outcome=outcome, reason=reason)

@@ -106,6 +106,8 @@ class JournalStatistics:
 
     num_lines: int
     num_bytes: int
+    is_lost: bool
+    """Whether a line could not be written; nothing is written since."""
 
 
 class Recorder(Protocol):
@@ -129,6 +131,9 @@ class NullJournal:
     def close(self) -> None:
         """See `Recorder`; there is nothing to close."""
 
+    def statistics(self) -> None:
+        """Return that there is nothing to count."""
+
 
 class Journal:
     """The journal of one life of a service."""
@@ -150,6 +155,7 @@ class Journal:
         # Invariant: number and chain of the last whole line of the file.
         self._num_lines = 0
         self._num_bytes = 0
+        self._is_lost = False
 
     def __enter__(self) -> Journal:
         return self
@@ -180,7 +186,7 @@ class Journal:
 
     def statistics(self) -> JournalStatistics:
         """Return what this life has written."""
-        return JournalStatistics(self._num_lines, self._num_bytes)
+        return JournalStatistics(self._num_lines, self._num_bytes, self._is_lost)
 
     def _write(self, line: bytes) -> bool:
         problem = "the line was written in part"
@@ -190,6 +196,7 @@ class Journal:
         except OSError as error:
             problem = str(error)
         logger.error("journal.lost", extra=log_fields(path=self._path, problem=problem))
+        self._is_lost = True
         self.close()
         return False
 

@@ -30,6 +30,7 @@ class CallLimits:
         # Invariant: 0 < open[method] <= limit_of(method) for each key.
         self._refused: Counter[str] = Counter()
         # Invariant: refusals since the method was half empty last.
+        self._num_exhausted = 0
 
     def limit_of(self, method: str) -> int:
         """Return how many calls of a method may be open."""
@@ -43,6 +44,11 @@ class CallLimits:
         """Return how many calls of a method were refused since it was half empty: one line tells of a row."""
         return self._refused[method]
 
+    @property
+    def num_exhausted(self) -> int:
+        """Calls of all methods that were refused, since start."""
+        return self._num_exhausted
+
     @contextmanager
     def open(self, method: str) -> Iterator[None]:
         """Count a call as open while the context lasts.
@@ -52,6 +58,7 @@ class CallLimits:
         limit = self.limit_of(method)
         if self._open[method] >= limit:
             self._refused[method] += 1
+            self._num_exhausted += 1
             raise CallsExhausted(1, 0, f"of {limit} open calls of {method}")
         self._open[method] += 1
         try:

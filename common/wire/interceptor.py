@@ -60,6 +60,17 @@ READ_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
+class CallStatistics:
+    """Calls of all methods since start."""
+
+    num_exhausted: int
+    """Refused because too many of their method were open."""
+
+    num_broken: int
+    """Ended with an exception that nobody meant."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Method:
     """A handler as it was registered."""
 
@@ -75,6 +86,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._limits = limits
         self._on_invariant = on_invariant
         self._num_broken = 0
+
+    def statistics(self) -> CallStatistics:
+        """Return the counts now."""
+        return CallStatistics(self._limits.num_exhausted, self._num_broken)
 
     async def intercept_service(
         self,

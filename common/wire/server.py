@@ -29,7 +29,7 @@ from grpc_reflection.v1alpha import (  # type: ignore[import-untyped]
 from common.errors import ConfigError
 from common.runtime.address import TCPAddress, UnixAddress, check_free, parse_address
 from common.wire.call_limits import CallLimits
-from common.wire.interceptor import CallInterceptor, OnInvariant
+from common.wire.interceptor import CallInterceptor, CallStatistics, OnInvariant
 from common.wire.library_log import quiet_meetings
 
 MAX_STREAMS = 1024
@@ -73,8 +73,8 @@ class Server:
         on_invariant: OnInvariant | None = None,
     ) -> None:
         quiet_meetings()
-        chain = [CallInterceptor(CallLimits(limits), on_invariant)]
-        self.grpc: grpc.aio.Server = grpc.aio.server(interceptors=chain, options=SERVER_OPTIONS)
+        self._calls = CallInterceptor(CallLimits(limits), on_invariant)
+        self.grpc: grpc.aio.Server = grpc.aio.server(interceptors=[self._calls], options=SERVER_OPTIONS)
         """Where servicers are added."""
 
         self._services = tuple(services)
@@ -100,6 +100,10 @@ class Server:
         """
         parsed = parse_address(LISTEN, address)
         return self._listen_unix(parsed) if isinstance(parsed, UnixAddress) else self._listen_tcp(parsed)
+
+    def statistics(self) -> CallStatistics:
+        """Return how many calls were refused or broke, since start."""
+        return self._calls.statistics()
 
     async def start(self) -> None:
         """Take calls on every bound address; health says NOT_SERVING until `mark_serving`."""

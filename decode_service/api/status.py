@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.kv.digest import DigestKind
 from common.session.identity import PeerIdentity
 from common.session.messages import TransferMode
 from common.session.negotiation import PROTOCOL_VERSIONS
+from common.telemetry.journal import Journal, NullJournal
 from common.wire.convert_identity import IDENTITY, VERSIONS
 from common.wire.enums import DIGESTS, MODES
+from common.wire.interceptor import CallStatistics
 from decode_service.api.responses import ROUTES
 from decode_service.cache.admission import Admission
 from decode_service.cache.cache import KVCache
@@ -55,6 +58,8 @@ class Sources:
     cache: KVCache
     step_loop: StepLoop
     peers: tuple[PrefillPeer, ...]
+    journal: Journal | NullJournal
+    calls: Callable[[], CallStatistics]
 
 
 class Reporter:
@@ -86,7 +91,7 @@ class Reporter:
         """Return what the service is doing now."""
         sources = self._sources
         admission, steps = sources.admission.statistics(), sources.step_loop.statistics()
-        counts = sources.core.counts
+        counts, calls = sources.core.counts, sources.calls()
         return pb.GetStatusResponse(
             boot_id=self._facts.boot_id,
             peers=[_peer(peer) for peer in sources.peers],
@@ -101,10 +106,23 @@ class Reporter:
                 failed=counts.failed,
                 cancelled=counts.cancelled,
                 refused=counts.refused,
+                retried=counts.retried,
+                queue_full=admission.num_refused,
             ),
             num_steps=steps.num_steps,
+            num_tokens=steps.num_tokens,
             prompts_remote=counts.prompts_remote,
             prompts_local=counts.prompts_local,
+            calls=pb.CallCounts(exhausted=calls.num_exhausted, broken=calls.num_broken),
+            journal=self._journal(),
+        )
+
+    def _journal(self) -> pb.JournalStatus | None:
+        written = self._sources.journal.statistics()
+        if written is None:
+            return None
+        return pb.JournalStatus(
+            num_lines=written.num_lines, num_bytes=written.num_bytes, is_lost=written.is_lost
         )
 
     def _reservations(self) -> pb.ReservationCounts:
@@ -132,7 +150,7 @@ class Reporter:
 
 def _peer(peer: PrefillPeer) -> pb.PeerStatus:
     counts = peer.statistics()
-    problem = counts.problem
+    problem, totals = counts.problem, counts.totals
     return pb.PeerStatus(
         target=counts.target,
         state=PEER_STATES[counts.state],
@@ -150,5 +168,8 @@ def _peer(peer: PrefillPeer) -> pb.PeerStatus:
         slab_leased_bytes=counts.slab_leased_bytes,
         slab_total_bytes=counts.slab_total_bytes,
         num_slots=counts.num_slots,
-        num_clock_errors=counts.num_clock_errors,
+        num_clock_errors=totals.clock_errors,
+        num_late_events=totals.late_events,
+        num_unknown_messages=totals.unknown_messages,
+        num_duplicate_spans=totals.duplicate_spans,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.errors import PromptTooLong
+from common.errors import InvariantViolation, PromptTooLong
 from common.kv.geometry import KVGeometry
 from decode_service.cache.pool import PagePool, PoolStatistics
 from decode_service.cache.sequence_pages import SequencePages
@@ -80,6 +80,8 @@ class KVCache:
         return CacheStatistics(tuple(pool.statistics() for pool in self._pools), self._num_reservations)
 
     def check_integrity(self) -> None:
-        """Raise `InvariantViolation` when a pool contradicts itself."""
+        """Raise `InvariantViolation` when a pool contradicts itself, or has lost pages that nobody holds."""
         for pool in self._pools:
             pool.check_integrity()
+            if not self._num_reservations and pool.num_free != pool.num_pages:
+                raise InvariantViolation(f"nothing is reserved, and pages are taken: {pool.statistics()}")

@@ -44,6 +44,7 @@ from common.wire.decoding import require_readable
 from common.wire.failure import RemoteFailure, from_rpc_error
 from decode_service.prefill.peer_problem import LEAVING, NOT_CONNECTED, PeerProblem, problem_of
 from decode_service.prefill.peer_session import PeerSession, SessionContext
+from decode_service.prefill.session_totals import SessionTotals, totals_of
 from kvspan.v1 import transfer_pb2 as pb
 from kvspan.v1 import transfer_pb2_grpc
 
@@ -105,8 +106,8 @@ class PeerStatistics:
     slab_leased_bytes: int
     slab_total_bytes: int
     num_slots: int
-    num_clock_errors: int
-    """Transfers since start whose times could not be true, ended sessions included."""
+    totals: SessionTotals
+    """Since start, ended sessions included."""
 
 
 class PrefillPeer:
@@ -126,7 +127,7 @@ class PrefillPeer:
         self._ended: list[PeerSession] = []
         # Invariant: sessions that are closed and not yet unmapped.
         self._num_sessions = 0
-        self._num_clock_errors = 0
+        self._gone = SessionTotals()
         # Invariant: those of the sessions that are gone.
 
     @property
@@ -163,7 +164,7 @@ class PrefillPeer:
             slab_leased_bytes=slab.leased_bytes if slab else 0,
             slab_total_bytes=slab.capacity_bytes if slab else 0,
             num_slots=slab.num_leased if slab else 0,
-            num_clock_errors=self._num_clock_errors + sum(one.transfers.num_clock_errors for one in sessions),
+            totals=sum(map(totals_of, sessions), self._gone),
         )
 
     def unlink_slab(self) -> None:
@@ -287,7 +288,7 @@ class PrefillPeer:
         session.close(lost)
         gone = [one for one in self._ended if one.slots.is_unmapped]
         self._ended = [one for one in self._ended if one not in gone]
-        self._num_clock_errors += sum(one.transfers.num_clock_errors for one in gone)
+        self._gone = sum(map(totals_of, gone), self._gone)
 
     def _note(self, error: KVSpanError | RemoteFailure) -> None:
         """Remember and log why there is no session; the same problem is logged once."""

@@ -48,7 +48,7 @@ def status_lines(status: GetStatusResponse) -> Iterator[str]:
     """Yield the status for people: service, requests, then one line per group and peer."""
     held, requests = status.reservations, status.requests
     lanes = f"{status.lanes_used} of {status.lanes_total} lanes"
-    yield f"boot {status.boot_id}: {lanes} used, {status.num_steps} steps"
+    yield f"boot {status.boot_id}: {lanes} used, {status.num_steps} steps, {status.num_tokens} tokens"
     yield (
         f"now: {held.queued} queued (limit {status.queue_limit}), {held.transferring} transferring, "
         f"{held.decoding} decoding, {held.draining} draining"
@@ -56,12 +56,25 @@ def status_lines(status: GetStatusResponse) -> Iterator[str]:
     yield (
         f"requests: {requests.submitted} submitted, {requests.finished} finished, {requests.failed} failed, "
         f"{requests.cancelled} cancelled, {requests.refused} refused"
+        + _unusual((requests.queue_full, "of them by a full queue"), (requests.retried, "attempts repeated"))
     )
     yield f"prompts: {status.prompts_remote} remote, {status.prompts_local} local"
     for group in status.groups:
         pages = f"{group.used_pages} of {group.total_pages} pages"
         yield f"group {group.group_index}: {pages} of {rounded_size(group.page_bytes)} used"
     yield from _peer_lines(status)
+    calls = status.calls
+    if unusual := _unusual((calls.exhausted, "refused unread"), (calls.broken, "broke")):
+        yield f"calls: {unusual.removeprefix(', ')}"
+    if status.HasField("journal"):
+        journal = status.journal
+        written = f"{journal.num_lines} lines, {rounded_size(journal.num_bytes)}"
+        yield f"journal: {written}{', LOST: nothing is written any more' if journal.is_lost else ''}"
+
+
+def _unusual(*counts: tuple[int, str]) -> str:
+    """Return counts that are zero as long as all is well, each behind a comma; nothing of those that are."""
+    return "".join(f", {count} {name}" for count, name in counts if count)
 
 
 def _peer_lines(status: GetStatusResponse) -> Iterator[str]:
@@ -71,6 +84,11 @@ def _peer_lines(status: GetStatusResponse) -> Iterator[str]:
         state = SessionState.Name(peer.state).removeprefix("SESSION_STATE_").lower()
         slab = f"{rounded_size(peer.slab_leased_bytes)} of {rounded_size(peer.slab_total_bytes)} leased"
         line = f"peer {peer.target}: {state}, {peer.num_transfers} transfers, {peer.num_slots} slots, {slab}"
-        yield f"{line}, {peer.num_clock_errors} clock errors" if peer.num_clock_errors else line
+        yield line + _unusual(
+            (peer.num_clock_errors, "clock errors"),
+            (peer.num_late_events, "late events"),
+            (peer.num_unknown_messages, "unknown messages"),
+            (peer.num_duplicate_spans, "duplicate spans"),
+        )
         if peer.reason:
             yield f"  no session: {peer.reason}: {peer.problem}"

@@ -244,7 +244,7 @@ class FieldDifference(_message.Message):
     def __init__(self, field: _Optional[str] = ..., decode_value: _Optional[str] = ..., prefill_value: _Optional[str] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ("target", "state", "boot_id", "problem", "num_sessions", "num_transfers", "slab_leased_bytes", "slab_total_bytes", "num_slots", "reason", "differences", "num_clock_errors")
+    __slots__ = ("target", "state", "boot_id", "problem", "num_sessions", "num_transfers", "slab_leased_bytes", "slab_total_bytes", "num_slots", "reason", "differences", "num_clock_errors", "num_late_events", "num_unknown_messages", "num_duplicate_spans")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -257,6 +257,9 @@ class PeerStatus(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
     NUM_CLOCK_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LATE_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNKNOWN_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_DUPLICATE_SPANS_FIELD_NUMBER: _ClassVar[int]
     target: str
     state: SessionState
     boot_id: str
@@ -269,7 +272,10 @@ class PeerStatus(_message.Message):
     reason: str
     differences: _containers.RepeatedCompositeFieldContainer[FieldDifference]
     num_clock_errors: int
-    def __init__(self, target: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., boot_id: _Optional[str] = ..., problem: _Optional[str] = ..., num_sessions: _Optional[int] = ..., num_transfers: _Optional[int] = ..., slab_leased_bytes: _Optional[int] = ..., slab_total_bytes: _Optional[int] = ..., num_slots: _Optional[int] = ..., reason: _Optional[str] = ..., differences: _Optional[_Iterable[_Union[FieldDifference, _Mapping]]] = ..., num_clock_errors: _Optional[int] = ...) -> None: ...
+    num_late_events: int
+    num_unknown_messages: int
+    num_duplicate_spans: int
+    def __init__(self, target: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., boot_id: _Optional[str] = ..., problem: _Optional[str] = ..., num_sessions: _Optional[int] = ..., num_transfers: _Optional[int] = ..., slab_leased_bytes: _Optional[int] = ..., slab_total_bytes: _Optional[int] = ..., num_slots: _Optional[int] = ..., reason: _Optional[str] = ..., differences: _Optional[_Iterable[_Union[FieldDifference, _Mapping]]] = ..., num_clock_errors: _Optional[int] = ..., num_late_events: _Optional[int] = ..., num_unknown_messages: _Optional[int] = ..., num_duplicate_spans: _Optional[int] = ...) -> None: ...
 
 class GroupStatus(_message.Message):
     __slots__ = ("group_index", "total_pages", "used_pages", "page_bytes")
@@ -296,21 +302,43 @@ class ReservationCounts(_message.Message):
     def __init__(self, queued: _Optional[int] = ..., transferring: _Optional[int] = ..., decoding: _Optional[int] = ..., draining: _Optional[int] = ...) -> None: ...
 
 class RequestCounts(_message.Message):
-    __slots__ = ("submitted", "finished", "failed", "cancelled", "refused")
+    __slots__ = ("submitted", "finished", "failed", "cancelled", "refused", "retried", "queue_full")
     SUBMITTED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    RETRIED_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FULL_FIELD_NUMBER: _ClassVar[int]
     submitted: int
     finished: int
     failed: int
     cancelled: int
     refused: int
-    def __init__(self, submitted: _Optional[int] = ..., finished: _Optional[int] = ..., failed: _Optional[int] = ..., cancelled: _Optional[int] = ..., refused: _Optional[int] = ...) -> None: ...
+    retried: int
+    queue_full: int
+    def __init__(self, submitted: _Optional[int] = ..., finished: _Optional[int] = ..., failed: _Optional[int] = ..., cancelled: _Optional[int] = ..., refused: _Optional[int] = ..., retried: _Optional[int] = ..., queue_full: _Optional[int] = ...) -> None: ...
+
+class CallCounts(_message.Message):
+    __slots__ = ("exhausted", "broken")
+    EXHAUSTED_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_FIELD_NUMBER: _ClassVar[int]
+    exhausted: int
+    broken: int
+    def __init__(self, exhausted: _Optional[int] = ..., broken: _Optional[int] = ...) -> None: ...
+
+class JournalStatus(_message.Message):
+    __slots__ = ("num_lines", "num_bytes", "is_lost")
+    NUM_LINES_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IS_LOST_FIELD_NUMBER: _ClassVar[int]
+    num_lines: int
+    num_bytes: int
+    is_lost: bool
+    def __init__(self, num_lines: _Optional[int] = ..., num_bytes: _Optional[int] = ..., is_lost: _Optional[bool] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("boot_id", "peers", "groups", "reservations", "lanes_used", "lanes_total", "queue_limit", "requests", "num_steps", "prompts_remote", "prompts_local")
+    __slots__ = ("boot_id", "peers", "groups", "reservations", "lanes_used", "lanes_total", "queue_limit", "requests", "num_steps", "prompts_remote", "prompts_local", "num_tokens", "calls", "journal")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
@@ -322,6 +350,9 @@ class GetStatusResponse(_message.Message):
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     PROMPTS_REMOTE_FIELD_NUMBER: _ClassVar[int]
     PROMPTS_LOCAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
     boot_id: str
     peers: _containers.RepeatedCompositeFieldContainer[PeerStatus]
     groups: _containers.RepeatedCompositeFieldContainer[GroupStatus]
@@ -333,4 +364,7 @@ class GetStatusResponse(_message.Message):
     num_steps: int
     prompts_remote: int
     prompts_local: int
-    def __init__(self, boot_id: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., reservations: _Optional[_Union[ReservationCounts, _Mapping]] = ..., lanes_used: _Optional[int] = ..., lanes_total: _Optional[int] = ..., queue_limit: _Optional[int] = ..., requests: _Optional[_Union[RequestCounts, _Mapping]] = ..., num_steps: _Optional[int] = ..., prompts_remote: _Optional[int] = ..., prompts_local: _Optional[int] = ...) -> None: ...
+    num_tokens: int
+    calls: CallCounts
+    journal: JournalStatus
+    def __init__(self, boot_id: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., reservations: _Optional[_Union[ReservationCounts, _Mapping]] = ..., lanes_used: _Optional[int] = ..., lanes_total: _Optional[int] = ..., queue_limit: _Optional[int] = ..., requests: _Optional[_Union[RequestCounts, _Mapping]] = ..., num_steps: _Optional[int] = ..., prompts_remote: _Optional[int] = ..., prompts_local: _Optional[int] = ..., num_tokens: _Optional[int] = ..., calls: _Optional[_Union[CallCounts, _Mapping]] = ..., journal: _Optional[_Union[JournalStatus, _Mapping]] = ...) -> None: ...

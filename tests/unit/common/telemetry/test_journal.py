@@ -158,7 +158,7 @@ def test_full_disk_ends_the_journal_and_not_the_service(caplog: pytest.LogCaptur
         journal.record(Event.SLOT_FREED, {"peer": "", "slot": 6})
 
     assert [record.message for record in caplog.records] == ["journal.lost"]
-    assert journal.statistics().num_lines == 0
+    assert (journal.statistics().num_lines, journal.statistics().is_lost) == (0, True)
 
 
 def test_closed_journal_writes_nothing(path: Path) -> None:

@@ -51,6 +51,20 @@ def test_can_reserve_says_what_reserve_does(cache: KVCache) -> None:
     assert cache.can_reserve(3, 2)
 
 
+def test_pages_that_nobody_holds_are_a_broken_invariant() -> None:
+    """Once nothing is reserved every page is free, or one was lost."""
+    cache = KVCache(GEOMETRY, NUM_PAGES)
+    held = cache.reserve(10, 4)
+    # Nobody else can lose a page: this is what the book of a cache with a bug looks like.
+    cache._num_reservations = 0
+
+    with pytest.raises(InvariantViolation, match="nothing is reserved"):
+        cache.check_integrity()
+
+    cache._num_reservations = 1
+    cache.give_back(held)
+
+
 def test_giving_back_restores_the_start(cache: KVCache) -> None:
     """No page is lost, whatever the order."""
     first, second = cache.reserve(10, 4), cache.reserve(3, 5)

@@ -41,6 +41,7 @@ def test_lines_name_groups_and_peers() -> None:
         lanes_used=2,
         lanes_total=5,
         num_steps=17,
+        num_tokens=29,
         queue_limit=9,
         reservations=pb.ReservationCounts(queued=1, transferring=3, decoding=2, draining=4),
         requests=pb.RequestCounts(submitted=31, finished=19, failed=6, cancelled=5, refused=1),
@@ -63,11 +64,38 @@ def test_lines_name_groups_and_peers() -> None:
     )
 
     assert list(status_lines(status)) == [
-        "boot b1: 2 of 5 lanes used, 17 steps",
+        "boot b1: 2 of 5 lanes used, 17 steps, 29 tokens",
         "now: 1 queued (limit 9), 3 transferring, 2 decoding, 4 draining",
         "requests: 31 submitted, 19 finished, 6 failed, 5 cancelled, 1 refused",
         "prompts: 23 remote, 8 local",
         "group 1: 7 of 40 pages of 6.0 KiB used",
         "peer unix:/p: refused, 3 transfers, 2 slots, 5.0 MiB of 64.0 MiB leased, 7 clock errors",
         "  no session: KV_GEOMETRY_MISMATCH: geometry differs",
+    ]
+
+
+def test_what_should_be_zero_is_shown_when_it_is_not() -> None:
+    """Nothing that is counted is shown nowhere, and a healthy service shows none of it."""
+    status = pb.GetStatusResponse(
+        requests=pb.RequestCounts(refused=9, queue_full=4, retried=3),
+        peers=[
+            pb.PeerStatus(
+                target="unix:/p",
+                state=pb.SESSION_STATE_OPEN,
+                num_late_events=5,
+                num_unknown_messages=6,
+                num_duplicate_spans=7,
+            )
+        ],
+        calls=pb.CallCounts(exhausted=2, broken=1),
+        journal=pb.JournalStatus(num_lines=11, num_bytes=3 << 10, is_lost=True),
+    )
+
+    lines = list(status_lines(status))
+
+    assert lines[2].endswith("9 refused, 4 of them by a full queue, 3 attempts repeated")
+    assert lines[-3].endswith("leased, 5 late events, 6 unknown messages, 7 duplicate spans")
+    assert lines[-2:] == [
+        "calls: 2 refused unread, 1 broke",
+        "journal: 11 lines, 3.0 KiB, LOST: nothing is written any more",
     ]
