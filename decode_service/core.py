@@ -139,7 +139,7 @@ class DecodeCore:
             peer.check_integrity()
 
     def _check_idle(self) -> None:
-        """Check everything while nobody waits for it; raises in a callback of the loop (`invariants.py`)."""
+        """Check everything while nobody waits for it; raises in a callback of the loop."""
         if not self._counts.live:
             self.check_integrity()
 

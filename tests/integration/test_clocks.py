@@ -76,6 +76,10 @@ async def test_y25_a_clock_that_is_an_hour_off_decides_no_route(
             answer = await pair.ask(PROMPT, 3, route=route)
             assert answer.timings.route != ROUTE_LOCAL or route == "local"
             assert answer.timings.clock_error is (route != "local")
+        before = (await pair.client.status()).peers[0].num_clock_errors
+        await pair.prefill.stop()
+        await wait_until(lambda: pair.decode.peers[0].session is None)
+        assert (await pair.client.status()).peers[0].num_clock_errors == before > 0
 
 
 def assert_own_stages(timings: Timings) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import (
+    InvariantViolation,
     KVSpanError,
     PrefillEngineFailed,
     PromptTooLong,
@@ -17,6 +18,7 @@ from common.errors import (
 )
 from common.kv.ranges import Range
 from common.runtime.clock import SystemClock
+from common.runtime.invariants import watch_callbacks
 from common.session.messages import TransferMode
 from common.telemetry.timeline import Timeline
 from decode_service.core import LATE_TOLERANCE_S, LossPolicy, RequestCounts
@@ -24,6 +26,7 @@ from decode_service.generate.answer import FinishReason
 from decode_service.request import Request, Route
 from tests.support.decoding import make_request
 from tests.support.memory_pair import memory_pair, reader_of
+from tests.support.prefill_peers import turns
 from tests.support.requests import Gate, counts_of, start
 
 pytestmark = pytest.mark.usefixtures("leak_check")
@@ -157,6 +160,32 @@ async def test_the_life_of_a_request_is_logged_under_its_name(
     assert {vars(line)["fields"]["request_id"] for line in lines} == {"000001"}
     assert vars(lines[0])["fields"]["client_request_id"] == "job 7"
     assert vars(lines[-1])["fields"]["outcome"] == ("failed" if breaks else "finished")
+
+
+async def test_an_idle_service_finds_a_broken_invariant(
+    slab_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All is checked once nothing is live, never beside a request, and a violation ends the service."""
+    caplog.set_level(logging.CRITICAL)
+    seen: list[InvariantViolation] = []
+    loop = asyncio.get_running_loop()
+    watch_callbacks(loop, seen.append)
+    async with memory_pair(slab_dir) as pair:
+        gate = Gate(pair.engine)
+        held = start(pair, make_request())
+        await gate.entered()
+        pair.core.counts.refused += 1
+        await pair.generate(make_request(route=Route.LOCAL))
+        await turns()
+        assert seen == []
+
+        gate.open()
+        await held
+        await turns()
+        pair.core.counts.refused -= 1
+
+    assert ["request counts do not add up" in str(violation) for violation in seen] == [True]
+    loop.set_exception_handler(None)
 
 
 async def test_a_call_that_ends_with_its_time_limit_has_failed(slab_dir: Path) -> None:
