@@ -10,6 +10,8 @@ character whose bytes are not all there, and a run of byte-fallback tokens, whic
 these are held back, everything else is emitted, and the pending tokens become the next context. The
 concatenation of all deltas is `Tokenizer.decode` of all ids, even where the bytes are no valid text.
 
+A chat template is a program of the model's author: its time is limited, and it is tried once at start.
+
 A text that cannot fit is refused before it is tokenized. A long one is tokenized as a batch of one, during
 which other threads may run Python: `encode` of the backend lets none of them do so before it ends.
 
@@ -19,14 +21,22 @@ Not here: stop strings (`stops.py`), what can fit (`text_bound.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from common.errors import ConfigError, InvalidRequest, PromptTooLong, Violation
 from common.model.text_bound import text_bound
+from common.runtime.limited import run_limited
 
 LONG_TEXT_CHARS = 4000
 """A longer text takes milliseconds to tokenize: nothing for the event loop."""
+
+TEMPLATE_LIMIT_S = 5.0
+"""Seconds in which a chat template has to render a chat; good ones take milliseconds."""
+
+TRIAL = ({"role": "user", "content": "Hello"},)
+"""The chat that a template is tried with at start."""
 
 _INCOMPLETE = "\ufffd"
 
@@ -37,7 +47,8 @@ class Tokenizer:
     def __init__(self, pretrained: PreTrainedTokenizerBase) -> None:
         """Wrap a transformers tokenizer.
 
-        Raises ConfigError when it has no `tokenizers` backend, without which text cannot be streamed.
+        Raises ConfigError when it has no `tokenizers` backend, without which text cannot be streamed, and
+        when its chat template does not end.
         """
         if not isinstance(pretrained, PreTrainedTokenizerFast):
             raise ConfigError("model", type(pretrained).__name__, "the tokenizer has no tokenizer.json form")
@@ -52,6 +63,7 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._bound = text_bound(self._backend, lambda text: len(self._ids(text, add_special_tokens=False)))
+        self._try_template()
 
     @property
     def vocab_size(self) -> int:
@@ -92,13 +104,13 @@ class Tokenizer:
             )
         self._check_fits([message.get("content", "") for message in messages], max_tokens)
         try:
-            text = self._pretrained.apply_chat_template(
-                [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
-            )
+            text = run_limited(partial(self._render, messages), TEMPLATE_LIMIT_S)
+        except TimeoutError as error:
+            raise InvalidRequest([Violation("chat", f"the chat template has {error}")]) from None
         except Exception as refusal:  # a template is a program of the model's author and may raise anything
             raise InvalidRequest([Violation("chat", f"the chat template refused: {refusal}")]) from refusal
-        self._check_fits([str(text)], max_tokens)
-        return self._ids(str(text), add_special_tokens=False)
+        self._check_fits([text], max_tokens)
+        return self._ids(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of some ids without special tokens; ids without a token count for nothing."""
@@ -112,6 +124,22 @@ class Tokenizer:
         if not self._byte_ids:
             return False
         return next((i in self._byte_ids for i in reversed(token_ids) if self._is_text(i)), False)
+
+    def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        chat = [dict(message) for message in messages]
+        return str(self._pretrained.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
+
+    def _try_template(self) -> None:
+        """Raise `ConfigError` when the template does not end; one that refuses the trial may take others."""
+        if not self.has_chat_template:
+            return
+        try:
+            run_limited(partial(self._render, TRIAL), TEMPLATE_LIMIT_S)
+        except TimeoutError as error:
+            problem = f"a chat of one short message is {error}"
+            raise ConfigError("chat_template", self._pretrained.name_or_path, problem) from None
+        except Exception:  # noqa: BLE001 - it may demand a system message, or two turns
+            pass
 
     def _check_fits(self, texts: Sequence[str], max_tokens: int | None) -> None:
         if self._bound is None or max_tokens is None:

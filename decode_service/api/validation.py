@@ -65,8 +65,14 @@ class RequestReader:
         self._numbers = itertools.count(1)
 
     def is_long(self, request: pb.GenerateRequest) -> bool:
-        """Tell whether reading it would hold up the event loop; ids are read faster than text."""
-        has_ids = request.WhichOneof("prompt") == "tokens"
+        """Tell whether reading it may hold up the event loop; ids are read faster than text.
+
+        A chat always may: its template is a program.
+        """
+        prompt = request.WhichOneof("prompt")
+        if prompt == "chat":
+            return True
+        has_ids = prompt == "tokens"
         return request.ByteSize() > (LONG_TOKENS_BYTES if has_ids else LONG_TEXT_CHARS)
 
     def time_limit_s(self, time_remaining_s: float | None) -> float:

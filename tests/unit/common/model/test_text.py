@@ -174,6 +174,43 @@ def test_chat_without_template_is_the_client_s_error() -> None:
     assert [violation.field for violation in refusal.value.violations] == ["chat"]
 
 
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}"
+ENDLESS += "{% endfor %}{% endfor %}"
+
+
+def with_template(template: str) -> Tokenizer:
+    """Return a tokenizer with a chat template of its own."""
+    pretrained = make_byte_tokenizer()
+    pretrained.chat_template, pretrained.name_or_path = template, "/models/odd"
+    return Tokenizer(pretrained)
+
+
+def test_a_template_that_does_not_end_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the first chat would find it, and each chat after that."""
+    monkeypatch.setattr(text_module, "TEMPLATE_LIMIT_S", 0.2)
+
+    with pytest.raises(ConfigError, match=r"chat_template=/models/odd: .* not ended within 0\.2 s"):
+        with_template(ENDLESS)
+
+
+def test_a_chat_at_which_the_template_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program of the model's author has limited time, and no thread of it is left."""
+    monkeypatch.setattr(text_module, "TEMPLATE_LIMIT_S", 0.2)
+    tokenizer = with_template("{% if messages | length > 1 %}" + ENDLESS + "{% endif %}")
+
+    with pytest.raises(InvalidRequest, match=r"chat: the chat template has not ended within 0\.2 s"):
+        tokenizer.encode_chat([{"role": "user", "content": "hi"}] * 2)
+
+    assert "limited" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_template_that_refuses_the_trial_may_take_other_chats() -> None:
+    """Some demand a system message, which says nothing about the others."""
+    tokenizer = with_template("{% if messages | length < 2 %}{{ raise_exception('no') }}{% endif %}x")
+
+    assert tokenizer.encode_chat([{"role": "user", "content": "hi"}] * 2) == [*b"x"]
+
+
 def test_chat_the_template_refuses_is_the_client_s_error() -> None:
     """What a template raises becomes a violation of the field `chat`."""
     with pytest.raises(InvalidRequest) as refusal:
