@@ -51,9 +51,12 @@ def publish(
 
     Raises: what `prove_complete` raises; then nothing was visible.
     """
+    # The proof comes first, and nothing below it waits: no other turn of the loop can come in between.
     logits_V = prefill.prove_complete()
     reservation.mark_published()
+    # LANE before CLIENT is dropped: with no holder in between the pages would be free (rule 4).
     reservation.hold(Holder.LANE)
+    # The record before the release: an auditor sees no byte used again whose publication it has not seen.
     on_published(reservation)
     prefill.settle()
     reservation.drop(Holder.CLIENT)

@@ -114,6 +114,8 @@ class Coverage:
         carry or a sequence number is reused for another span; `SpanOverlap` when some cell or some byte
         belongs to another placed span.
         """
+        # The number first: it may not name two spans. Then a repetition, whose cells and bytes are taken by
+        # itself. All checks come before `_add`, and that of the group before it is used as an index.
         descriptor = _descriptor(span)
         self._check_sequence(span, descriptor)
         if descriptor in self._placed:
@@ -138,6 +140,7 @@ class Coverage:
         index = bisect_left(self._occupied, entry) if entry is not None else 0
         if entry is None or self._occupied[index : index + 1] != [entry]:
             raise InvariantViolation(f"span {sequence} is not placed or is released already")
+        # The cells stay: the same positions sealed again would be an overlap, whatever bytes they lie in.
         del self._occupied[index]
 
     def missing(self) -> tuple[str, ...]:
@@ -199,6 +202,7 @@ class Coverage:
             raise SpanOutOfRange("length", span.length, allowed_length)
         if span.offset % PART_ALIGNMENT:
             raise SpanOutOfRange("offset", span.offset, f"a multiple of {PART_ALIGNMENT}")
+        # Below the start when the span is longer than the slot: then no offset is right.
         last_offset = self._slot_bytes.stop - span.length
         if not self._slot_bytes.start <= span.offset <= last_offset:
             allowed = f"bytes within {self._slot_bytes} for a length of {span.length}"
@@ -212,6 +216,10 @@ class Coverage:
                 raise self._overlap(span, layer, str(placed))
 
     def _check_occupied(self, span: Span) -> None:
+        # What is occupied is disjoint, so that only the neighbours of its place can reach into the span:
+        #
+        #     occupied   |a----|      |b---|     |c--|
+        #     span                |xxxxx|                  between a and b: a.stop or b.start decides
         index = bisect_left(self._occupied, _entry(span))
         for start, stop, sequence in self._occupied[max(0, index - 1) : index + 1]:
             if start < span.offset + span.length and span.offset < stop:
@@ -228,6 +236,7 @@ class Coverage:
         self._placed[descriptor] = span
         self._by_sequence[span.sequence] = descriptor
         insort(self._occupied, _entry(span))
+        # All were missing: _check_cells found none placed, _check_ranges none outside what is required.
         self._missing_cells -= len(span.layers) * len(span.tokens)
 
     def _group_coverage(self, group_index: int) -> GroupCoverage:

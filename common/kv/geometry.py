@@ -84,6 +84,7 @@ class GroupGeometry:
             |0 ..... start |start ........ context_len | next token
             | not visible  | window - 1 tokens         | itself
         """
+        # The token at context_len brings its own KV and is one of the window's, hence window - 1.
         if self.window is None:
             return Range(0, context_len)
         return Range(max(0, context_len - (self.window - 1)), context_len)
@@ -112,6 +113,7 @@ class KVGeometry:
         """Return the groups in order of first appearance."""
         shapes: dict[tuple[int, int, DType, int | None], list[int]] = {}
         for layer in self.layers:
+            # Window included: layers that forget at different times cannot share a table of pages.
             key = (layer.num_kv_heads, layer.head_dim, layer.dtype, layer.window)
             shapes.setdefault(key, []).append(layer.layer_index)
         return tuple(

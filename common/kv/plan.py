@@ -136,12 +136,13 @@ def plan_spans(
 
     Raises: `ValueError` when first_token > prompt_len.
     """
-    groups = geometry.groups
-    required = [group.visible(prompt_len).intersection(Range(first_token, prompt_len)) for group in groups]
+    groups, required = geometry.groups, geometry.required(first_token, prompt_len)
     templates: dict[tuple[Range, ...], tuple[PlannedSpan, ...]] = {}
     chunks: list[ChunkPlan] = []
     offset = 0
     for chunk in _chunks(first_token, prompt_len, granularity.chunk_tokens):
+        # The key of a template: all chunks between the first and the last carry the same positions, but
+        # for the few in which a window begins. So a prompt of any length has a handful of templates.
         carried = tuple(_relative(tokens, chunk) for tokens in required)
         template = templates.get(carried)
         if template is None:
@@ -153,8 +154,10 @@ def plan_spans(
 
 def _chunks(first_token: int, prompt_len: int, chunk_tokens: int) -> Iterator[Range]:
     """Yield the chunks of the grid that [first_token, prompt_len) touches; the last ends at the prompt."""
+    # Nothing to carry: without this the chunk in which both lie would be run for nothing.
     if first_token == prompt_len:
         return
+    # From the grid and not from first_token: what a position's KV is depends on the chunk it is computed in.
     for start in range(first_token // chunk_tokens * chunk_tokens, prompt_len, chunk_tokens):
         yield Range(start, min(start + chunk_tokens, prompt_len))
 
@@ -176,6 +179,8 @@ def _plan_chunk(
         if len(tokens)
         for layers, piece in _cut(group, tokens, granularity)
     ]
+    # By the model layer that completes a span. Layers belong to one group each, so equal keys are the pieces
+    # of one layer, which the stable sort leaves in order of their tokens.
     shapes.sort(key=lambda shape: shape[0].layer_indices[shape[1].stop - 1])
     spans = []
     offset = 0
@@ -189,8 +194,14 @@ def _plan_chunk(
 
 def _cut(group: GroupGeometry, tokens: Range, granularity: SpanGranularity) -> list[tuple[Range, Range]]:
     """Return layers and tokens of each span of one group in one chunk, in order of completion."""
+    # So many layers that a span reaches the minimum, but no more than the maximum holds. Where not even one
+    # layer fits, it is cut by tokens instead, and then layers_per_span is 1:
+    #
+    #     part <= max:   | layer 0: all tokens | layer 1: all tokens |   one span
+    #     part >  max:   | layer 0: some | layer 0: others | …           one span each
     part = part_stride(group, len(tokens))
     layers_per_span = max(1, min(-(-granularity.min_span_bytes // part), granularity.max_span_bytes // part))
+    # The pad of a piece must fit as well, so the maximum counts in whole units of the alignment.
     fitting_bytes = granularity.max_span_bytes // PART_ALIGNMENT * PART_ALIGNMENT
     tokens_per_span = max(1, min(len(tokens), fitting_bytes // (2 * group.row_bytes)))
     return [

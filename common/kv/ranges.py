@@ -36,6 +36,7 @@ class Range:
 
     def contains(self, other: Range) -> bool:
         """Tell whether every position of `other` is in this range."""
+        # Nothing is everywhere: a group that requires no position is covered by no span.
         return len(other) == 0 or (self.start <= other.start and other.stop <= self.stop)
 
     def overlaps(self, other: Range) -> bool:
@@ -65,12 +66,15 @@ class RangeSet:
         """Return the first range that shares a position with `candidate`, if any."""
         if not len(candidate):
             return None
+        # ranges[index] is the first that ends behind the candidate's start. All before it end too early; all
+        # behind it start later than it does, so when it does not reach the candidate, they do not either.
         index = bisect_right(self.ranges, candidate.start, key=_stop)
         found = self.ranges[index : index + 1]
         return found[0] if found and found[0].start < candidate.stop else None
 
     def contains(self, candidate: Range) -> bool:
         """Tell whether every position of `candidate` is in the set."""
+        # One range has to hold all of it: two never touch, so between any two a position is missing.
         index = bisect_right(self.ranges, candidate.start, key=_stop)
         return not len(candidate) or any(one.contains(candidate) for one in self.ranges[index : index + 1])
 
@@ -78,6 +82,10 @@ class RangeSet:
         """Return the union with `added`; touching ranges become one."""
         if not len(added):
             return self
+        # Both ends inclusive, so that ranges which only touch melt too:
+        #
+        #     ranges   |a--|    |b--|  |c---|      |d-|      first = b (b.stop == added.start)
+        #     added             .   |xxxxxxx|      .         last  = d (d.start > added.stop)
         first = bisect_left(self.ranges, added.start, key=_stop)
         last = bisect_right(self.ranges, added.stop, key=_start)
         touched = (added, *self.ranges[first:last])

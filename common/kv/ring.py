@@ -24,7 +24,7 @@ from common.kv.spans import PART_ALIGNMENT
 
 def minimum_ring(plan: SpanPlan) -> int:
     """Return the bytes of the smallest slot through which the spans of `plan` can be sealed."""
-    return sum(_largest_spans(plan))
+    return sum(map(max, _span_lengths(plan)))
 
 
 def slot_bytes(plan: SpanPlan, capacity: int, alignment: int, *, can_reuse: bool) -> int:
@@ -40,6 +40,7 @@ def slot_bytes(plan: SpanPlan, capacity: int, alignment: int, *, can_reuse: bool
     needed = minimum_ring(plan) if can_reuse else plan.total_bytes
     if needed > capacity:
         raise PromptTooLong("slab bytes", needed, capacity)
+    # Half of the slab rounded down to what the allocator leases, else a second ring would not fit beside it.
     return max(needed, capacity // 2 // alignment * alignment)
 
 
@@ -51,39 +52,28 @@ def ring_shares(plan: SpanPlan, slot_size: int) -> tuple[Range, ...]:
 
     Raises: `SpanOutOfRange` when the slot is smaller than `minimum_ring`.
     """
-    largest, totals = _largest_spans(plan), _total_bytes(plan)
+    lengths = _span_lengths(plan)
+    largest, totals = list(map(max, lengths)), list(map(sum, lengths))
     minimum = sum(largest)
     if slot_size < minimum:
         raise SpanOutOfRange("slot_size", slot_size, f"at least {minimum}")
+    # Invariant: spare <= wanted, so no share is larger than its group: extra <= total - least.
     spare, wanted = min(slot_size, plan.total_bytes) - minimum, plan.total_bytes - minimum
     shares = []
     start = 0
     for least, total in zip(largest, totals, strict=True):
         extra = spare * (total - least) // wanted if wanted else 0
+        # Down: what rounding leaves is lost at the end of the slot, and no share reaches beyond it.
         stop = start + least + extra // PART_ALIGNMENT * PART_ALIGNMENT
         shares.append(Range(start, stop))
         start = stop
     return tuple(shares)
 
 
-def _largest_spans(plan: SpanPlan) -> list[int]:
-    """Return the length of the largest span of each group."""
-    largest = [0] * _num_groups(plan)
+def _span_lengths(plan: SpanPlan) -> list[list[int]]:
+    """Return the lengths of the spans of each group; [0] for one that has none."""
+    lengths: dict[int, list[int]] = {}
     for chunk in plan.chunks:
         for span in chunk.template:
-            largest[span.group_index] = max(largest[span.group_index], span.length)
-    return largest
-
-
-def _total_bytes(plan: SpanPlan) -> list[int]:
-    """Return the bytes of all spans of each group."""
-    totals = [0] * _num_groups(plan)
-    for chunk in plan.chunks:
-        for span in chunk.template:
-            totals[span.group_index] += span.length
-    return totals
-
-
-def _num_groups(plan: SpanPlan) -> int:
-    """Return one more than the highest group that has a span."""
-    return max((span.group_index + 1 for chunk in plan.chunks for span in chunk.template), default=0)
+            lengths.setdefault(span.group_index, []).append(span.length)
+    return [lengths.get(group_index, [0]) for group_index in range(max(lengths, default=-1) + 1)]

@@ -78,6 +78,7 @@ def align_up(num_bytes: int, alignment: int = PART_ALIGNMENT) -> int:
 
 def part_stride(group: GroupGeometry, num_tokens: int) -> int:
     """Return the bytes from the start of one layer's part to the start of the next."""
+    # Keys and values are padded together and not each: values follow keys without a gap.
     return align_up(2 * group.row_bytes * num_tokens)
 
 

@@ -104,6 +104,7 @@ def negotiate(hello: Hello, offer: PrefillOffer) -> Agreement:
     """
     version = min(hello.versions.maximum, offer.versions.maximum)
     modes = tuple(mode for mode in hello.modes if mode in offer.modes)
+    # Decode's order decides: it is the side that has to verify every byte.
     digest = next((kind for kind in hello.digests if kind in offer.digests), None)
     differences = [*compare(hello.identity, offer.identity), *_off_grid(hello, offer.granularity)]
     if version < max(hello.versions.minimum, offer.versions.minimum):
@@ -124,6 +125,7 @@ def verify_welcome(hello: Hello, welcome: Welcome, nonce: bytes) -> None:
     differences = [*compare(hello.identity, welcome.identity), *_off_grid(hello, welcome.granularity)]
     if not hello.versions.minimum <= welcome.version <= hello.versions.maximum:
         differences.insert(0, Difference("protocol", str(hello.versions), str(welcome.version)))
+    # A subset, and not the same: an older prefill may speak fewer. One that was never offered is a breach.
     if not welcome.modes or not set(welcome.modes) <= set(hello.modes):
         differences.append(Difference("modes", _names(hello.modes), _names(welcome.modes)))
     if welcome.digest not in hello.digests:
@@ -136,6 +138,8 @@ def verify_welcome(hello: Hello, welcome: Welcome, nonce: bytes) -> None:
 
 def refusal(differences: list[Difference]) -> NegotiationError:
     """Build the error class that names the gravest of the differences; it carries all of them."""
+    # From what makes all else meaningless to what a restart with another flag mends: with another protocol
+    # the fields may mean something else, without shared memory no geometry matters.
     fields = [difference.field for difference in differences]
     kinds: tuple[tuple[str, type[NegotiationError]], ...] = (
         ("protocol", VersionMismatch),

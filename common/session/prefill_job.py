@@ -47,9 +47,12 @@ class JobEvent(enum.Enum):
 _S, _E = JobState, JobEvent
 JOB_TRANSITIONS: dict[tuple[JobState, JobEvent], JobState] = {
     (_S.QUEUED, _E.ENGINE_STARTED): _S.RUNNING,
+    # No engine has touched the slot: nothing has to drain, and the verdict is sent at once.
     (_S.QUEUED, _E.STOP): _S.GONE,
     (_S.RUNNING, _E.STOP): _S.STOPPING,
+    # A cancel and the time limit may cross; both are right, and the first verdict stands.
     (_S.STOPPING, _E.STOP): _S.STOPPING,
+    # Only the end of the engine proves that it writes no more (rule 4); QUEUED has none that could end.
     (_S.RUNNING, _E.ENGINE_ENDED): _S.GONE,
     (_S.STOPPING, _E.ENGINE_ENDED): _S.GONE,
 }
@@ -92,6 +95,8 @@ class PrefillJob:
 
     def seal(self, sequence: int) -> bool:
         """Record that a span is sealed; False when it must not be, because the job does not run."""
+        # STOPPING: the engine is still at work and may finish a span that decode, which has given the
+        # transfer up, would never release.
         if self._state is not JobState.RUNNING:
             return False
         self._sealed.add(sequence)
@@ -99,6 +104,7 @@ class PrefillJob:
 
     def release(self, sequence: int) -> bool:
         """Record that decode has copied a span; False when that span was not told or released before."""
+        # Credit for what was never sealed, or twice, would hand out bytes that decode still reads (rule 5).
         if sequence not in self._sealed:
             return False
         self._sealed.remove(sequence)
@@ -114,6 +120,7 @@ class PrefillJob:
     ) -> PrefillDone | PrefillFailed | PrefillCancelled:
         """Record that the engine writes no more; return the one terminal message of the job."""
         self._step(JobEvent.ENGINE_ENDED)
+        # Also over a Done: the engine may have finished before it saw the stop, and decode waits for no KV.
         return self._verdict or outcome
 
     def _step(self, event: JobEvent) -> None:

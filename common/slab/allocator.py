@@ -67,6 +67,7 @@ class SlotAllocator:
         """Start with everything free; bytes of `data` that do not fill the alignment are never used."""
         if alignment < 1:
             raise ValueError(f"alignment must be at least 1, got {alignment}")
+        # Up at the start and down at the end: header and tail are nobody's.
         start = -(-data.start // alignment) * alignment
         self._alignment = alignment
         self._area = Range(start, max(start, data.stop // alignment * alignment))
@@ -75,6 +76,7 @@ class SlotAllocator:
         self._leased: dict[int, Slot] = {}
         # Invariant: ids below len(_generations) are either leased or in the heap _free_ids.
         self._generations: list[int] = []
+        # Invariant: _generations[i] = FIRST_GENERATION + releases of id i; it never falls.
         self._free_ids: list[int] = []
 
     @property
@@ -93,6 +95,8 @@ class SlotAllocator:
         is below 1. Nothing changed.
         """
         needed = self._rounded(size)
+        # The lowest that fits, not the tightest: long-lived slots gather at the low end and the large gap
+        # stays whole at the high one, where a prompt that fills the slab would need it.
         index = next((i for i, gap in enumerate(self._gaps) if len(gap) >= needed), None)
         if index is None:
             raise SlabExhausted(size, self._largest_gap())
@@ -113,11 +117,14 @@ class SlotAllocator:
         if not 0 <= slot.slot_id < len(self._generations):
             raise InvariantViolation(f"slot {slot.slot_id} was never leased here")
         current = self._generations[slot.slot_id]
+        # Stale before foreign: after a new lease of the id the slot differs in its bytes too, and that a slot
+        # is released twice is what has to be told.
         if slot.generation != current or slot.slot_id not in self._leased:
             raise StaleGeneration(f"generation of slot {slot.slot_id}", current, slot.generation)
         if self._leased[slot.slot_id] != slot:
             raise InvariantViolation(f"{slot} is not the slot leased: {self._leased[slot.slot_id]}")
         del self._leased[slot.slot_id]
+        # Here and not at the next lease: from now on every message about this lease is about nothing.
         self._generations[slot.slot_id] += 1
         heapq.heappush(self._free_ids, slot.slot_id)
         self._add_gap(slot.extent)
@@ -164,6 +171,8 @@ class SlotAllocator:
 
     def _add_gap(self, freed: Range) -> None:
         """Insert a gap, merged with the neighbours it touches."""
+        #     gaps    |a---|        |b--|  |c---|
+        #     freed        |xxxxxxxx|                a, freed and b become one: gaps[first:last] = [a, b]
         index = bisect_left(self._gaps, freed)
         first, last = index, index
         if first > 0 and self._gaps[first - 1].stop == freed.start:

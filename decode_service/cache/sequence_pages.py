@@ -62,7 +62,10 @@ class SequencePages:
 def _slide(table: PageTable, window: int | None, position: int) -> PageTable:
     if window is None:
         raise InvariantViolation(f"position {position} is beyond the reserved extent {table.extent}")
+    # The query at `position` sees itself and window - 1 before it. Pages before the first of these are free
+    # for what comes; a page that holds even one visible position stays.
     visible_page = max(0, position - window + 1) // table.page_tokens
+    # A jump beyond the whole table turns it once round: all pages are out of sight, and their order is kept.
     dropped = min(visible_page - table.first_page, len(table.pages))
     slid = PageTable(
         table.page_tokens, table.first_page + dropped, table.pages[dropped:] + table.pages[:dropped]

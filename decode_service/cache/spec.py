@@ -38,6 +38,8 @@ def page_need(geometry: KVGeometry, prompt_len: int, max_new_tokens: int) -> Pag
 
     The last new token is returned and never read, so prompt_len + max_new_tokens - 1 positions have KV.
     """
+    #     |0 ........ prompt_len|first new ..... last but one|last new
+    #     | prefill writes      | decode writes              | sampled, never fed: no KV
     stop = prompt_len + max_new_tokens - 1
     return PageNeed(tuple(_group_need(g, geometry.page_tokens, prompt_len, stop) for g in geometry.groups))
 
@@ -59,9 +61,12 @@ def pool_pages(geometry: KVGeometry, cache_tokens: int, num_lanes: int) -> tuple
 
 def window_pages(window: int, page_tokens: int) -> int:
     """Return the most pages that `window` consecutive positions can touch."""
+    # The worst start is the last position of a page: one page for it alone, the other window - 1 from the
+    # front of theirs.
     return -(-(window - 1) // page_tokens) + 1
 
 
 def _group_need(group: GroupGeometry, page_tokens: int, prompt_len: int, stop: int) -> int:
+    # Pages before the window of the first step are never imported and never read: nothing is held for them.
     pages = -(-stop // page_tokens) - first_page(group, prompt_len, page_tokens)
     return pages if group.window is None else min(pages, window_pages(group.window, page_tokens))

@@ -43,6 +43,10 @@ class PageTable:
             raise KeyError(f"positions {tokens} are outside the extent {self.extent}")
         runs: list[Range] = []
         position = tokens.start
+        # From page to page; a run goes on only where the next page lies right behind in memory:
+        #
+        #     logical   |p7 : . x x x|p8 : x x x x|p2 : x x . .|
+        #     rows      |29 .............. 36)|8 .. 10)    two runs, for pages of 4
         while position < tokens.stop:
             row = self.row(position)
             stop = min(tokens.stop, (position // self.page_tokens + 1) * self.page_tokens)
