@@ -14,6 +14,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from common.errors import ConfigError
 
@@ -43,6 +44,11 @@ class TCPAddress:
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
+    @property
+    def uri(self) -> str:
+        """Return the address as grpc reads it."""
+        return str(self)
+
 
 @dataclass(frozen=True, slots=True)
 class UnixAddress:
@@ -52,6 +58,11 @@ class UnixAddress:
 
     def __str__(self) -> str:
         return f"{UNIX_PREFIX}{self.path}"
+
+    @property
+    def uri(self) -> str:
+        """Return the address as grpc reads it, which cuts a path at `#` and `?` and decodes `%20`."""
+        return f"{UNIX_PREFIX}{quote(os.fsencode(self.path))}"
 
 
 def parse_address(field: str, text: str) -> TCPAddress | UnixAddress:
@@ -146,6 +157,8 @@ def _parse_path(field: str, text: str) -> Path:
         path = path.removeprefix("//")
     if not path or "\0" in path:
         raise ConfigError(field, text, "needs a path after unix:")
+    if "," in path:
+        raise ConfigError(field, text, "the path must have no comma: clients would take it for two addresses")
     size = len(os.fsencode(path))
     if size > MAX_PATH_BYTES:
         raise ConfigError(field, text, f"the path has {size} bytes, the limit is {MAX_PATH_BYTES}")

@@ -37,7 +37,7 @@ def make_channel(target: str) -> grpc.aio.Channel:
 
     Connects when it is first used. Raises: `ConfigError` when `target` is no address.
     """
-    return grpc.aio.insecure_channel(str(parse_address(TARGET, target)), options=CHANNEL_OPTIONS)
+    return grpc.aio.insecure_channel(parse_address(TARGET, target).uri, options=CHANNEL_OPTIONS)
 
 
 def make_sync_channel(target: str) -> grpc.Channel:
@@ -45,4 +45,4 @@ def make_sync_channel(target: str) -> grpc.Channel:
 
     Connects when it is first used. Raises: `ConfigError` when `target` is no address.
     """
-    return grpc.insecure_channel(str(parse_address(TARGET, target)), options=CHANNEL_OPTIONS)
+    return grpc.insecure_channel(parse_address(TARGET, target).uri, options=CHANNEL_OPTIONS)

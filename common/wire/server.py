@@ -139,7 +139,7 @@ class Server:
     def _listen_tcp(self, address: TCPAddress) -> str:
         check_free(LISTEN, address)
         try:
-            port = self.grpc.add_insecure_port(str(address))
+            port = self.grpc.add_insecure_port(address.uri)
         except RuntimeError as error:
             raise ConfigError(LISTEN, address, "cannot listen: taken while this service started") from error
         return str(TCPAddress(address.host, port))
@@ -148,7 +148,7 @@ class Server:
         check_free(LISTEN, address)
         try:
             with _umask(SOCKET_UMASK):
-                self.grpc.add_insecure_port(str(address))
+                self.grpc.add_insecure_port(address.uri)
         except RuntimeError as error:
             raise ConfigError(LISTEN, address, f"cannot listen: {error}") from error
         self._socket_paths.append(address.path)

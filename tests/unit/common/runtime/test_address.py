@@ -37,7 +37,20 @@ def test_address_is_read_when_it_is_one(text: str, address: TCPAddress | UnixAdd
 
 
 @pytest.mark.parametrize(
-    "text", ["", "host", ":50061", "host:", "host:x", "host:-1", "host:65536", "::1:5", "http://h:5", "unix:"]
+    "text",
+    [
+        "",
+        "host",
+        ":50061",
+        "host:",
+        "host:x",
+        "host:-1",
+        "host:65536",
+        "::1:5",
+        "http://h:5",
+        "unix:",
+        "unix:/a,b",
+    ],
 )
 def test_address_is_refused_when_it_is_none(text: str) -> None:
     """The error names the flag and its value."""

@@ -89,6 +89,16 @@ async def test_port_is_refused_when_another_server_has_it() -> None:
             second.listen(address)
 
 
+@pytest.mark.parametrize("name", ["a#b", "a?b", "a b", "a%20b", "a%", "caf\xe9", "a&b=c", "a:b", 'a"b'])
+async def test_any_name_of_a_socket_is_one_and_the_same_for_both_ends(tmp_path: Path, name: str) -> None:
+    """Row Y22: grpc reads a path as part of a URI, on one side more than on the other."""
+    async with serving(ScriptedDecode(answer_hello), f"unix:{tmp_path}/{name}") as (server, address):
+        await server.mark_serving()
+        async with make_channel(address) as channel:
+            assert await is_serving(channel)
+        assert os.listdir(tmp_path) == [name]
+
+
 async def test_socket_is_refused_when_another_server_has_it(tmp_path: Path) -> None:
     """The socket of a running server is not taken away from it."""
     address = f"unix:{tmp_path}/x.sock"
