@@ -9,14 +9,19 @@ A new command is one more entry of COMMANDS.
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TextIO
 
 import click
 from click.core import ParameterSource
 
 from common.errors import ConfigError, KVSpanError
+from common.telemetry.logging import configure_logging, log_fields
+from common.telemetry.stderr import json_stderr
 from kvspan.audit.command import audit
 from kvspan.bench.command import bench
 from kvspan.commands.check import check
@@ -28,6 +33,8 @@ from kvspan.commands.health import health
 from kvspan.commands.services import decode, prefill
 from kvspan.commands.status import status
 from kvspan.commands.up import up
+
+logger = logging.getLogger(__name__)
 
 EXIT_INTERRUPTED = 130
 """What shells give a program that Ctrl-C ended."""
@@ -59,33 +66,67 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     _print_any_text()
     line = list(sys.argv[1:] if argv is None else argv)
+    name = _json_logger(line)
+    with json_stderr(name) if name else nullcontext() as stream:
+        if stream is not None:
+            configure_logging(name, json=True, stream=stream)
+        return _run(line, stream)
+
+
+def _run(line: list[str], stream: TextIO | None) -> int:
+    """Run one command line and return its exit code; `stream` is where it logs JSON, if it does."""
     parser = make_parser(COMMANDS)
     try:
-        with parser.make_context("kvspan", line) as context:
+        with parser.make_context("kvspan", line, obj=stream) as context:
             return int(parser.invoke(context))
     except click.exceptions.Exit as ended:
         return ended.exit_code
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message(), file=sys.stderr)
-        return EXIT_USAGE
-    except click.ClickException as error:
-        _complain(usage_text(error))
-        return EXIT_USAGE
-    except ConfigError as error:
-        _complain(refusal_text(error))
-        return EXIT_USAGE
-    except CommandFailed as error:
-        _complain(str(error))
-        return error.exit_code
-    except KVSpanError as error:
-        _complain(f"{error.code}: {error}")
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output is gone; without this the interpreter complains once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except (click.ClickException, CommandFailed, KVSpanError) as error:
+        code, text = ending_of(error)
+        if stream is None:
+            print(text, file=sys.stderr)
+        else:
+            logger.error("command.failed", extra=log_fields(exit_code=code, problem=text))
+        return code
+    except Exception:
+        if stream is None:
+            raise
+        logger.critical("command.broken", exc_info=True)
+        return EXIT_FAILED
+
+
+def ending_of(error: click.ClickException | CommandFailed | KVSpanError) -> tuple[int, str]:
+    """Return exit code and text of what ended a command: one line, whatever a library wrote into an error."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return EXIT_USAGE, error.format_message()
+    if isinstance(error, click.ClickException):
+        code, text = EXIT_USAGE, usage_text(error)
+    elif isinstance(error, ConfigError):
+        code, text = EXIT_USAGE, refusal_text(error)
+    elif isinstance(error, CommandFailed):
+        code, text = error.exit_code, str(error)
+    else:
+        code, text = EXIT_FAILED, f"{error.code}: {error}"
+    return code, f"kvspan: {' '.join(text.split())}"
+
+
+def _json_logger(line: Sequence[str]) -> str:
+    """Return the command of a line that logs JSON; nothing when it logs none, or has none.
+
+    Known before the line is read: what is wrong with it is told as JSON too.
+    """
+    command = next((one for one in COMMANDS if one.name in line[:1]), None)
+    option = next((one for one in command.params if one.name == "log_json"), None) if command else None
+    if command is None or option is None:
+        return ""
+    is_given = option.opts[0] in line or click.BOOL.str_to_bool(os.environ.get(str(option.envvar), ""))
+    return str(command.name) if is_given else ""
 
 
 def usage_text(error: click.ClickException) -> str:
@@ -114,11 +155,6 @@ def _print_any_text() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-
-
-def _complain(text: str) -> None:
-    # One line, whatever a library wrote into the text of an error.
-    print(f"kvspan: {' '.join(text.split())}", file=sys.stderr)
 
 
 if __name__ == "__main__":

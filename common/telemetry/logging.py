@@ -14,6 +14,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
+from typing import TextIO
 
 FIELDS = "fields"
 """Attribute of a record that holds its fields."""
@@ -27,14 +28,16 @@ def log_fields(**values: object) -> dict[str, object]:
     return {FIELDS: values}
 
 
-def configure_logging(service: str, level: str = "INFO", *, json: bool = False) -> None:
-    """Send every record of `level` and above to standard error, and nowhere else.
+def configure_logging(
+    service: str, level: str = "INFO", *, json: bool = False, stream: TextIO | None = None
+) -> None:
+    """Send every record of `level` and above to `stream`, by default standard error, and nowhere else.
 
     Called once by each command before it starts anything; a second call replaces the first.
 
     Raises: `ValueError` when `level` is not the name of a level.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JSONFormatter(service) if json else TextFormatter(service))
     root = logging.getLogger()
     root.setLevel(level.upper())

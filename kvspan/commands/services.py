@@ -61,7 +61,8 @@ def announce(address: str) -> None:
 
 def _is_wanted(name: str, config: ServiceConfig, parent_pid: int | None) -> bool:
     """Start to log, tie this process to its parent, and tell whether that parent still lives."""
-    configure_logging(name, config.log_level, json=config.log_json)
+    stream = click.get_current_context().obj
+    configure_logging(name, config.log_level, json=config.log_json, stream=stream)
     return parent_pid is None or end_with_parent(parent_pid)
 
 

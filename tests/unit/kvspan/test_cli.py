@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+import torch
 
 from common.errors import ConfigError, PeerUnavailable
+from common.model.progress import shown_progress
+from common.model.source import TinyFamily
+from common.model.tiny import make_byte_tokenizer, make_tiny, tiny_config
 from kvspan import cli
 from kvspan.commands.command import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 
@@ -118,6 +125,61 @@ def test_error_of_a_running_command_becomes_one_line_and_a_code(
 
     assert cli.main(["fail"]) == code
     assert capsys.readouterr().err == complaint
+
+
+def run_json(*line: str, **environ: str) -> tuple[int, list[dict[str, Any]]]:
+    """Run a command that logs JSON in a process of its own; return exit code and every line of stderr."""
+    command = [sys.executable, "-m", "kvspan.cli", *line]
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **environ}
+    )
+    return done.returncode, [json.loads(line) for line in done.stderr.splitlines()]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("line", "environ", "problem"),
+    [
+        (["decode", "--log-json", "--lanes=0"], {}, "kvspan: Invalid value for '--lanes': 0 is not in"),
+        (
+            ["up", "--model=/no/such/folder"],
+            {"KVSPAN_LOG_JSON": "1"},
+            "kvspan: --model=/no/such/folder: no such",
+        ),
+    ],
+)
+def test_refusal_is_json_when_the_log_is(line: list[str], environ: dict[str, str], problem: str) -> None:
+    """Whatever is wrong, also with the line itself: nothing but objects is on stderr."""
+    code, (told,) = run_json(*line, **environ)
+
+    assert code == EXIT_USAGE
+    assert (told["event"], told["level"], told["exit_code"]) == ("command.failed", "ERROR", EXIT_USAGE)
+    assert told["problem"].startswith(problem)
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_every_line_of_a_service_is_json_from_start_to_end(tmp_path: Path) -> None:
+    """Row Y19: a folder is loaded, served and left, and warnings of libraries on the way are JSON too."""
+    with shown_progress(False):
+        make_tiny(tiny_config(TinyFamily.LLAMA), 5, torch.float32).save_pretrained(tmp_path)
+    make_byte_tokenizer().save_pretrained(tmp_path)
+    # A token that transformers warns about when it loads the tokenizer or the generation config.
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.5, "do_sample": False}))
+    command = [sys.executable, "-X", "dev", "-m", "kvspan.cli", "decode", f"--model={tmp_path}", "--log-json"]
+    command += [f"--listen=unix:{tmp_path}/s", "--threads=1", "--cache-tokens=256"]
+
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as service:
+        assert service.stdout is not None
+        assert service.stdout.readline() == f"ready unix:{tmp_path}/s\n"
+        service.terminate()
+        _, err = service.communicate(timeout=60)
+
+    events = [json.loads(line)["event"] for line in err.splitlines()]
+    assert service.returncode == EXIT_OK
+    assert {"service.ready", "service.stopped"} <= set(events)
 
 
 def test_command_names_are_unique() -> None:
