@@ -95,7 +95,9 @@ class PrefillService:
         self._record = open_journal(config.journal, self._offer.boot_id, self._clock.now_ns)
         self._journal = PrefillJournal(self._record)
         self._engine_loop = EngineLoop(loaded.engine, self._offer.granularity, self._queue, self._clock)
-        self._servicer = PrefillServicer(self._make_context(), loaded.linears, loaded.threads)
+        self._servicer = PrefillServicer(
+            self._make_context(), self._engine_loop, loaded.linears, loaded.threads
+        )
         self._server: Server | None = None
         self._engine_task: asyncio.Task[None] | None = None
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -118,7 +120,9 @@ class PrefillService:
         self._server = make_server([SERVICE_NAME], limits=limits, on_invariant=self.break_off)
         transfer_pb2_grpc.add_PrefillServiceServicer_to_server(self._servicer, self._server.grpc)
         address = self._server.listen(self._config.listen)
-        self._engine_task = asyncio.create_task(self._engine_loop.run(), name="engine-loop")
+        self._engine_task = asyncio.create_task(
+            self._engine_loop.run(self._servicer.check_integrity), name="engine-loop"
+        )
         await self._server.start()
         await self._server.mark_serving()
         logger.info("service.ready", extra=log_fields(address=address, boot_id=self._offer.boot_id))

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from common.errors import KVSpanError, LeaseExpired
+from common.errors import InvariantViolation, KVSpanError, LeaseExpired
+from common.excerpt import printable
 from common.kv.spans import Span
 from common.runtime.clock import Clock
 from common.runtime.tasks import make_in_thread
@@ -33,7 +34,8 @@ from common.session.actions import (
 )
 from common.session.messages import DecodeMessage, PrefillMessage, SlabHandle, StartPrefill
 from common.session.negotiation import PrefillOffer
-from common.session.prefill_side import PrefillSession, PrefillSessionStatistics, PrefillState
+from common.session.prefill_side import PrefillSession, PrefillSessionStatistics
+from common.session.prefill_states import WELCOMED, PrefillState
 from common.slab.header import HEADER_BYTES
 from common.slab.segment import SlabSegment
 from common.telemetry.logging import log_fields
@@ -42,6 +44,8 @@ from prefill_service.job import Job, JobResult
 from prefill_service.journaling import PrefillJournal
 from prefill_service.queue import JobQueue
 from prefill_service.span_writer import SlotTarget
+from prefill_service.totals import Totals
+from prefill_service.transfer_log import TransferLog
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +65,7 @@ class PeerContext:
     silence_limit_s: float
     credit_wait_s: float
     journal: PrefillJournal = field(default_factory=PrefillJournal)
+    totals: Totals = field(default_factory=Totals)
 
 
 class DecodePeer:
@@ -74,6 +79,7 @@ class DecodePeer:
         self._loop = asyncio.get_running_loop()
         self._session = PrefillSession(context.offer, HEADER_BYTES)
         self._journal = context.journal.peer()
+        self._log = TransferLog(number, context.totals)
         self._slab: SlabSegment | None = None
         self._to_map: SlabHandle | None = None
         self._jobs: dict[int, Job] = {}
@@ -97,13 +103,28 @@ class DecodePeer:
         """Return the counts of the session now."""
         return self._session.statistics()
 
+    @property
+    def num_unanswered(self) -> int:
+        """Transfers that were accepted, and whose end the peer will hear."""
+        return self._log.num_live
+
+    @property
+    def slab_bytes(self) -> int:
+        """Length of the slab; 0 while none is mapped."""
+        return 0 if self._slab is None else self._slab.size_bytes
+
     def credit_statistics(self) -> tuple[CreditStatistics, ...]:
         """Return how the rings of the jobs that have one are used now."""
         return tuple(job.ring.statistics() for job in self._jobs.values() if job.ring)
 
     def check_integrity(self) -> None:
-        """Raise `InvariantViolation` when the session or a ring contradicts itself."""
+        """Raise `InvariantViolation` when session, jobs, log and rings do not agree."""
         self._session.check_integrity()
+        held = len(self._jobs), len(self._timers), self._log.num_live
+        num_jobs = self._session.statistics().num_jobs
+        num_heard = 0 if self._session.state is PrefillState.CLOSED else num_jobs
+        if held != (num_jobs, num_jobs, num_heard):
+            raise InvariantViolation(f"{num_jobs} jobs, but (jobs, timers, in the log) are {held}")
         for job in self._jobs.values():
             if job.ring is not None:
                 job.ring.check_integrity()
@@ -117,6 +138,7 @@ class DecodePeer:
     def receive(self, message: DecodeMessage) -> None:
         """Take one message of the stream; raises what the machine raises. `map_slab` comes next."""
         self._journal.received(message)
+        self._log.received(message)
         self._carry_out(self._session.receive(message))
 
     async def map_slab(self) -> None:
@@ -134,7 +156,10 @@ class DecodePeer:
             return
         self._slab = slab
         self._carry_out(self._session.attached(slab.nonce))
-        logger.info("session.opened", extra=log_fields(session=self._number, slab=handle.name))
+        self._context.totals.sessions_opened += 1
+        boot_id = printable(self.statistics().peer_boot_id)
+        fields = log_fields(session=self._number, slab=handle.name, peer_boot_id=boot_id)
+        logger.info("session.opened", extra=fields)
 
     async def next_message(self) -> PrefillMessage | None:
         """Wait for the next message to send; None when the stream is to end."""
@@ -155,18 +180,24 @@ class DecodePeer:
         if self._session.state is PrefillState.CLOSED:
             return
         self._journal.closed()
+        self._log.closed()
+        self._context.totals.sessions_ended += self._session.state in WELCOMED
         logger.info("session.closed", extra=log_fields(session=self._number))
         self._outgoing.put_nowait(None)
         self._carry_out(self._session.close())
 
     def start(self, job: Job) -> bool:
         """Tell whether a job taken from the queue still wants to run."""
-        return self._session.engine_started(job.target.start.transfer_id)
+        transfer_id = job.target.start.transfer_id
+        if not self._session.engine_started(transfer_id):
+            return False
+        self._log.started(transfer_id, self._context.clock.now_ns() - job.accepted_ns)
+        return True
 
     def finish(self, job: Job, outcome: JobResult | KVSpanError) -> None:
         """A started job has ended, well or badly, and writes no more."""
         transfer_id = job.target.start.transfer_id
-        self._judge(outcome)
+        self._judge(job, outcome)
         self._forget(transfer_id)
         if isinstance(outcome, JobResult):
             timings = outcome.timings
@@ -175,20 +206,24 @@ class DecodePeer:
             actions = self._session.engine_failed(transfer_id, outcome)
         self._carry_out(actions)
 
-    def _judge(self, outcome: JobResult | KVSpanError) -> None:
+    def _judge(self, job: Job, outcome: JobResult | KVSpanError) -> None:
         """Decide whose turn comes when, by how a job of this session held the engine."""
+        if job.ring is not None and job.ring.statistics().num_waits:
+            counts = job.ring.statistics()
+            waits = {"waits": counts.num_waits, "waited_s": round(counts.waited_ns / 1e9, 3)}
+            logger.info("credit.waited", extra=log_fields(**job.names, **waits))
         match outcome:
             case LeaseExpired():
-                self._put_last()
+                self._put_last(job)
             case JobResult() if self._context.queue.put_in_turn(self._number):
-                logger.info("session.put_in_turn", extra=log_fields(session=self._number))
+                logger.info("session.put_in_turn", extra=log_fields(**job.names))
             case _:
                 pass
 
-    def _put_last(self) -> None:
+    def _put_last(self, job: Job) -> None:
         """Let the other sessions go first until a job of this one ends well."""
         if self._context.queue.put_last(self._number):
-            logger.warning("session.put_last", extra=log_fields(session=self._number))
+            logger.warning("session.put_last", extra=log_fields(**job.names))
 
     def _seal_from_engine(self, span: Span) -> None:
         """Hand a final span to the event loop; on the engine's thread."""
@@ -200,6 +235,7 @@ class DecodePeer:
     def _carry_out(self, actions: Iterable[PrefillAction]) -> None:
         for action in actions:
             self._journal.acted(action)
+            self._log.acted(action)
             match action:
                 case Send(message):
                     self._outgoing.put_nowait(message)  # type: ignore[arg-type]
@@ -225,13 +261,6 @@ class DecodePeer:
         timer = self._loop.call_later(start.time_limit_s, self._expire, start)
         self._timers[start.transfer_id] = timer
         self._context.queue.put(job)
-        fields = log_fields(
-            request_id=start.request_id,
-            session=self._number,
-            transfer_id=start.transfer_id,
-            tokens=len(start.token_ids),
-        )
-        logger.info("transfer.accepted", extra=fields)
 
     def _dequeue(self, transfer_id: int) -> None:
         job = self._jobs[transfer_id]
@@ -242,8 +271,9 @@ class DecodePeer:
     def _expire(self, start: StartPrefill) -> None:
         # A job that was computed or queued until its limit came too late, and is no fault of its session; one
         # that waits for credit has kept the engine from others.
-        if self._jobs[start.transfer_id].is_waiting:
-            self._put_last()
+        job = self._jobs[start.transfer_id]
+        if job.is_waiting:
+            self._put_last(job)
         error = LeaseExpired(f"prefill did not end within {start.time_limit_s:.1f} s")
         self._carry_out(self._session.expire(start.transfer_id, error))
 
@@ -257,4 +287,5 @@ class DecodePeer:
             self._slab.close()
             self._slab = None
         self._context.queue.forget(self._number)
+        self._context.totals.add_session(self.statistics())
         self._on_idle(self)

@@ -131,7 +131,5 @@ def _outcome(job: Job, work: asyncio.Future[JobResult]) -> JobResult | KVSpanErr
         return work.result()
     if isinstance(error, KVSpanError) and not isinstance(error, EngineFailed):
         return error
-    start = job.target.start
-    fields = log_fields(request_id=start.request_id, transfer_id=start.transfer_id)
-    logger.error("engine.failed", exc_info=error, extra=fields)
+    logger.error("engine.failed", exc_info=error, extra=log_fields(**job.names))
     return error if isinstance(error, EngineFailed) else EngineFailed(told(error))

@@ -19,6 +19,7 @@ from common.session.messages import GroupTotals, SourceTimings, TransferMode
 from prefill_service.credit import CreditRing, CreditTerms
 from prefill_service.engines.base import PrefillEngine
 from prefill_service.span_writer import SlotTarget, SpanWriter
+from prefill_service.transfer_log import Names, names_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,9 @@ class Job:
     contested: threading.Event = field(default_factory=threading.Event)
     """Set on the event loop while a job of another session waits for the engine; see `CreditTerms`."""
 
+    started_ns: int = 0
+    """Set on the engine's thread when it begins; 0 before."""
+
     ring: CreditRing | None = None
     """Set on the engine's thread when the slot does not hold the whole KV."""
 
@@ -69,6 +73,11 @@ class Job:
     def key(self) -> tuple[int, int]:
         """(session number, transfer id)."""
         return (self.owner.number, self.target.start.transfer_id)
+
+    @property
+    def names(self) -> Names:
+        """What a line of the log about it is found by."""
+        return names_of(self.owner.number, self.target.start)
 
     @property
     def is_waiting(self) -> bool:
@@ -103,7 +112,7 @@ def run_job(job: Job, engine: PrefillEngine, granularity: SpanGranularity, clock
     credit in time. The slot's memory is let go of in every case: after this call no byte of it is written.
     """
     start = job.target.start
-    started_ns = clock.now_ns()
+    job.started_ns = clock.now_ns()
     with job.target.memory:
         geometry = engine.describe().geometry
         plan = plan_spans(geometry, start.first_token, len(start.token_ids), granularity)
@@ -112,7 +121,7 @@ def run_job(job: Job, engine: PrefillEngine, granularity: SpanGranularity, clock
         logits = engine.prefill(start.token_ids, start.first_token, writer, job.stop.is_set)
         ended_ns = clock.now_ns()
         totals = writer.finish()
-    timings = SourceTimings(job.accepted_ns, started_ns, ended_ns)
+    timings = SourceTimings(job.accepted_ns, job.started_ns, ended_ns)
     return JobResult(totals, logits.astype("<f4", copy=False).tobytes(), timings)
 
 

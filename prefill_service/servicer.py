@@ -16,6 +16,8 @@ from common.wire.convert import capabilities_to_proto, decode_message_from_proto
 from kvspan.v1 import transfer_pb2 as pb
 from kvspan.v1 import transfer_pb2_grpc
 from prefill_service.decode_peer import DecodePeer, PeerContext
+from prefill_service.engine_loop import EngineLoop
+from prefill_service.status import status_to_proto
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +27,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
     """Serves sessions; the peers of ended streams stay listed until their slab is idle."""
 
-    def __init__(self, context: PeerContext, linears: str, threads: int) -> None:
+    def __init__(self, context: PeerContext, engine_loop: EngineLoop, linears: str, threads: int) -> None:
         self._context = context
+        self._engine_loop = engine_loop
         self._linears = linears
         self._threads = threads
         self._peers: dict[int, DecodePeer] = {}
@@ -41,6 +44,12 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
         """Tell what this service is and can; decode asks before it makes a slab, so not when it ends."""
         self._refuse_when_shutting_down()
         return capabilities_to_proto(self._context.offer, linears=self._linears, num_threads=self._threads)
+
+    async def GetStatus(  # noqa: N802
+        self, request: pb.PrefillServiceGetStatusRequest, context: Context
+    ) -> pb.PrefillServiceGetStatusResponse:
+        """Tell what this service is doing now, also while it ends."""
+        return status_to_proto(self._context, self.peers, self._engine_loop.running)
 
     async def Transfer(self, request_iterator: Any, context: Context) -> None:  # noqa: N802
         """Serve one session until either side ends it."""
@@ -64,6 +73,13 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
     def peers(self) -> tuple[DecodePeer, ...]:
         """Peers whose slab is mapped or whose stream is open."""
         return tuple(self._peers.values())
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantViolation` when what sessions, queue and totals count does not agree."""
+        for peer in self.peers:
+            peer.check_integrity()
+        self._context.queue.check_integrity()
+        self._context.totals.check_integrity(sum(peer.num_unanswered for peer in self.peers))
 
     def shut_down(self) -> None:
         """Take no new session and no new job, and ask every peer to leave."""

@@ -85,6 +85,11 @@ class PrefillJob:
         return Range(self._start.slot_offset, self._start.slot_offset + self._start.slot_size)
 
     @property
+    def num_sealed(self) -> int:
+        """Spans that are sealed and not released."""
+        return len(self._sealed)
+
+    @property
     def verdict(self) -> PrefillCancelled | PrefillFailed | None:
         """The terminal message of a job that was stopped; set once."""
         return self._verdict

@@ -1,9 +1,6 @@
 """The prefill service's half of a session with one decode service.
 
-Theory of operation: `PREFILL_SESSION_TRANSITIONS` rules the session, `prefill_job.JOB_TRANSITIONS` each job.
-
-    WAITING --hello--> ATTACHING --attached--> OPEN --leave--> LEAVING --close--> CLOSED
-       +----- close -------+------- close -------+---------- close ------------------->
+Theory of operation: `prefill_states.py` rules the session, `prefill_job.py` each job.
 
 A message the session does not allow at all (anything before Hello, a second Hello) raises
 `RemoteProtocolError` and the adapter ends the stream; what is wrong with one job harms that job alone. A
@@ -18,7 +15,6 @@ Not here: the queue over all sessions (`prefill_service/queue.py`), gRPC, memory
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -61,49 +57,15 @@ from common.session.messages import (
 )
 from common.session.negotiation import Agreement, PrefillOffer, negotiate
 from common.session.prefill_job import JobState, PrefillJob
+from common.session.prefill_states import (
+    PREFILL_SESSION_TRANSITIONS,
+    WELCOMED,
+    PrefillEvent,
+    PrefillState,
+)
 
 SHUTTING_DOWN = "the prefill service is shutting down"
 """What decode is told when prefill leaves."""
-
-
-class PrefillState(enum.Enum):
-    """Where the session is."""
-
-    WAITING = "waiting"
-    """For Hello."""
-
-    ATTACHING = "attaching"
-    """Hello fits; the slab is being mapped."""
-
-    OPEN = "open"
-    LEAVING = "leaving"
-    """GoAway was said: what is started is refused; live jobs go on."""
-
-    CLOSED = "closed"
-
-
-class PrefillEvent(enum.Enum):
-    """What can happen to a session as a whole."""
-
-    HELLO = "hello"
-    ATTACHED = "attached"
-    LEAVE = "leave"
-    CLOSE = "close"
-
-
-_S, _E = PrefillState, PrefillEvent
-PREFILL_SESSION_TRANSITIONS: dict[tuple[PrefillState, PrefillEvent], PrefillState] = {
-    (_S.WAITING, _E.HELLO): _S.ATTACHING,
-    (_S.ATTACHING, _E.ATTACHED): _S.OPEN,
-    (_S.OPEN, _E.LEAVE): _S.LEAVING,
-    (_S.WAITING, _E.CLOSE): _S.CLOSED,
-    (_S.ATTACHING, _E.CLOSE): _S.CLOSED,
-    (_S.OPEN, _E.CLOSE): _S.CLOSED,
-    (_S.LEAVING, _E.CLOSE): _S.CLOSED,
-}
-
-WELCOMED = frozenset({_S.OPEN, _S.LEAVING})
-"""States in which the peer may speak of transfers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +73,17 @@ class PrefillSessionStatistics:
     """Counts of one session."""
 
     state: PrefillState
+    peer_boot_id: str
+    """Of decode; empty before its Hello."""
+
     num_jobs: int
     """Accepted and not ended."""
+
+    num_queued: int
+    """Of those, the ones that no engine has."""
+
+    sealed_spans: int
+    """Spans of those jobs that are sealed and not released."""
 
     pinned_bytes: int
     """Slab bytes of those jobs."""
@@ -165,10 +136,14 @@ class PrefillSession:
 
     def statistics(self) -> PrefillSessionStatistics:
         """Return the counts now."""
+        jobs = self._jobs.values()
         return PrefillSessionStatistics(
             self._state,
-            len(self._jobs),
-            sum(len(job.slot) for job in self._jobs.values()),
+            self._hello.boot_id if self._hello else "",
+            len(jobs),
+            sum(job.state is JobState.QUEUED for job in jobs),
+            sum(job.num_sealed for job in jobs),
+            sum(len(job.slot) for job in jobs),
             self._unknown,
             self._repeated,
             self._dropped,

@@ -23,7 +23,7 @@ from common.session.messages import Hello, SlabHandle
 from common.session.negotiation import ABSENT, PrefillOffer, compared_fields, negotiate
 from common.settings import TARGET
 from kvspan.commands.command import EXIT_FAILED, EXIT_OK
-from kvspan.commands.remote import told_failures
+from kvspan.commands.remote import call_prefill, told_failures
 
 if TYPE_CHECKING:
     from kvspan.v1.decode_pb2 import DecodeServiceGetCapabilitiesResponse, GetStatusResponse, PeerStatus
@@ -146,21 +146,11 @@ def hello_of(capabilities: DecodeServiceGetCapabilitiesResponse) -> Hello:
 
 def ask_prefill(target: str) -> PrefillOffer:
     """Return what the prefill service at `target` brings to a session."""
-    import grpc
-
-    from common.wire.channel import make_sync_channel
     from common.wire.convert import capabilities_from_proto
-    from common.wire.failure import remote_failure
-    from kvspan.v1 import transfer_pb2
-    from kvspan.v1.transfer_pb2_grpc import PrefillServiceStub
+    from kvspan.v1.transfer_pb2 import PrefillServiceGetCapabilitiesRequest
 
-    with make_sync_channel(target) as channel:
-        try:
-            answer = PrefillServiceStub(channel).GetCapabilities(
-                transfer_pb2.PrefillServiceGetCapabilitiesRequest(), timeout=CALL_TIME_LIMIT_S
-            )
-        except grpc.RpcError as error:
-            raise remote_failure(error) from error
+    request = PrefillServiceGetCapabilitiesRequest()
+    answer = call_prefill(target, lambda stub: stub.GetCapabilities(request, timeout=CALL_TIME_LIMIT_S))
     return capabilities_from_proto(answer)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvspan.commands.command import CommandFailed
 
@@ -57,6 +57,21 @@ def check_health(target: str, service: str, timeout_s: float) -> str:
         except grpc.RpcError as error:
             raise remote_failure(error) from error
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
+
+
+def call_prefill(target: str, call: Callable[[Any], Any]) -> Any:
+    """Return what a call of the stub of the prefill service at `target` answers. Raises: `RemoteFailure`."""
+    import grpc
+
+    from common.wire.channel import make_sync_channel
+    from common.wire.failure import remote_failure
+    from kvspan.v1.transfer_pb2_grpc import PrefillServiceStub
+
+    with make_sync_channel(target) as channel:
+        try:
+            return call(PrefillServiceStub(channel))
+        except grpc.RpcError as error:
+            raise remote_failure(error) from error
 
 
 NOBODY = ("failed to connect", "errors resolving", "DNS resolution failed")

@@ -1,4 +1,4 @@
-"""The command `status`: what a decode service is doing now."""
+"""The command `status`: what a decode or a prefill service is doing now."""
 
 from __future__ import annotations
 
@@ -10,26 +10,32 @@ import click
 from common.settings import TARGET
 from kvspan.commands.command import EXIT_OK
 from kvspan.commands.generate import DEFAULT_TARGET
+from kvspan.commands.prefill_status import ask_prefill_status, prefill_status_lines
 from kvspan.commands.remote import told_failures
 from kvspan.commands.values import rounded_size
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
     from kvspan.v1.decode_pb2 import GetStatusResponse
 
 
 @click.command("status")
 @click.option(
-    "--target", type=TARGET, default=DEFAULT_TARGET, metavar="ADDR", show_default=True, help="decode service"
+    "--target",
+    type=TARGET,
+    default=DEFAULT_TARGET,
+    metavar="ADDR",
+    show_default=True,
+    help="decode or prefill service",
 )
 @click.option("--json", "as_json", is_flag=True, help="print one line of JSON, zeros included")
 def status(target: str, as_json: bool) -> int:
-    """Tell what a decode service is doing now."""
+    """Tell what a decode or a prefill service is doing now."""
     from google.protobuf.json_format import MessageToJson
 
-    from kvspan.client import Client
-
-    with told_failures(target), Client(target) as client:
-        answer = client.status()
+    with told_failures(target):
+        answer, lines = _ask(target)
     if as_json:
         print(
             MessageToJson(
@@ -40,8 +46,25 @@ def status(target: str, as_json: bool) -> int:
             )
         )
     else:
-        print("\n".join(status_lines(answer)))
+        print("\n".join(lines))
     return EXIT_OK
+
+
+def _ask(target: str) -> tuple[Message, Iterator[str]]:
+    """Return the status of whichever service is at `target`, and how it reads."""
+    from common.wire.failure import RemoteFailure
+    from kvspan.client import Client
+
+    try:
+        with Client(target) as client:
+            decode = client.status()
+        return decode, status_lines(decode)
+    except RemoteFailure as failure:
+        # A server that does not know the decode service is a prefill service, or neither.
+        if failure.code.name != "UNIMPLEMENTED":
+            raise
+    prefill = ask_prefill_status(target)
+    return prefill, prefill_status_lines(prefill)
 
 
 def status_lines(status: GetStatusResponse) -> Iterator[str]:

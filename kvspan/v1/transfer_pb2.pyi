@@ -3,12 +3,37 @@ import datetime
 from google.protobuf import duration_pb2 as _duration_pb2
 from kvspan.v1 import geometry_pb2 as _geometry_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class PrefillSessionState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PREFILL_SESSION_STATE_UNSPECIFIED: _ClassVar[PrefillSessionState]
+    PREFILL_SESSION_STATE_WAITING: _ClassVar[PrefillSessionState]
+    PREFILL_SESSION_STATE_ATTACHING: _ClassVar[PrefillSessionState]
+    PREFILL_SESSION_STATE_OPEN: _ClassVar[PrefillSessionState]
+    PREFILL_SESSION_STATE_LEAVING: _ClassVar[PrefillSessionState]
+    PREFILL_SESSION_STATE_CLOSED: _ClassVar[PrefillSessionState]
+
+class PrefillPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PREFILL_PHASE_UNSPECIFIED: _ClassVar[PrefillPhase]
+    PREFILL_PHASE_COMPUTING: _ClassVar[PrefillPhase]
+    PREFILL_PHASE_WAITING_FOR_CREDIT: _ClassVar[PrefillPhase]
+PREFILL_SESSION_STATE_UNSPECIFIED: PrefillSessionState
+PREFILL_SESSION_STATE_WAITING: PrefillSessionState
+PREFILL_SESSION_STATE_ATTACHING: PrefillSessionState
+PREFILL_SESSION_STATE_OPEN: PrefillSessionState
+PREFILL_SESSION_STATE_LEAVING: PrefillSessionState
+PREFILL_SESSION_STATE_CLOSED: PrefillSessionState
+PREFILL_PHASE_UNSPECIFIED: PrefillPhase
+PREFILL_PHASE_COMPUTING: PrefillPhase
+PREFILL_PHASE_WAITING_FOR_CREDIT: PrefillPhase
 
 class PrefillServiceGetCapabilitiesRequest(_message.Message):
     __slots__ = ()
@@ -41,6 +66,106 @@ class PrefillServiceGetCapabilitiesResponse(_message.Message):
     linears: str
     num_threads: int
     def __init__(self, versions: _Optional[_Union[VersionRange, _Mapping]] = ..., boot_id: _Optional[str] = ..., identity: _Optional[_Union[_geometry_pb2.PeerIdentity, _Mapping]] = ..., modes: _Optional[_Iterable[_Union[_geometry_pb2.TransferMode, str]]] = ..., digests: _Optional[_Iterable[_Union[_geometry_pb2.DigestKind, str]]] = ..., layouts: _Optional[_Iterable[_Union[_geometry_pb2.SpanLayout, str]]] = ..., granularity: _Optional[_Union[SpanGranularity, _Mapping]] = ..., max_prompt_tokens: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., can_skip_prefix: _Optional[bool] = ..., linears: _Optional[str] = ..., num_threads: _Optional[int] = ...) -> None: ...
+
+class PrefillServiceGetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PrefillServiceGetStatusResponse(_message.Message):
+    __slots__ = ("boot_id", "sessions", "num_queued", "running", "totals")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    sessions: _containers.RepeatedCompositeFieldContainer[PrefillSessionStatus]
+    num_queued: int
+    running: RunningPrefill
+    totals: PrefillTotals
+    def __init__(self, boot_id: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[PrefillSessionStatus, _Mapping]]] = ..., num_queued: _Optional[int] = ..., running: _Optional[_Union[RunningPrefill, _Mapping]] = ..., totals: _Optional[_Union[PrefillTotals, _Mapping]] = ...) -> None: ...
+
+class IgnoredCounts(_message.Message):
+    __slots__ = ("unknown_messages", "repeated_starts", "ignored_releases", "dropped_spans")
+    UNKNOWN_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    REPEATED_STARTS_FIELD_NUMBER: _ClassVar[int]
+    IGNORED_RELEASES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_SPANS_FIELD_NUMBER: _ClassVar[int]
+    unknown_messages: int
+    repeated_starts: int
+    ignored_releases: int
+    dropped_spans: int
+    def __init__(self, unknown_messages: _Optional[int] = ..., repeated_starts: _Optional[int] = ..., ignored_releases: _Optional[int] = ..., dropped_spans: _Optional[int] = ...) -> None: ...
+
+class PrefillSessionStatus(_message.Message):
+    __slots__ = ("session", "peer_boot_id", "state", "slab_bytes", "pinned_bytes", "num_queued", "num_running", "num_sealed_spans", "goes_last", "ignored")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    PEER_BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SLAB_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEALED_SPANS_FIELD_NUMBER: _ClassVar[int]
+    GOES_LAST_FIELD_NUMBER: _ClassVar[int]
+    IGNORED_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    peer_boot_id: str
+    state: PrefillSessionState
+    slab_bytes: int
+    pinned_bytes: int
+    num_queued: int
+    num_running: int
+    num_sealed_spans: int
+    goes_last: bool
+    ignored: IgnoredCounts
+    def __init__(self, session: _Optional[int] = ..., peer_boot_id: _Optional[str] = ..., state: _Optional[_Union[PrefillSessionState, str]] = ..., slab_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_running: _Optional[int] = ..., num_sealed_spans: _Optional[int] = ..., goes_last: _Optional[bool] = ..., ignored: _Optional[_Union[IgnoredCounts, _Mapping]] = ...) -> None: ...
+
+class RunningPrefill(_message.Message):
+    __slots__ = ("request_id", "session", "transfer_id", "num_tokens", "phase", "run_time", "wait_time")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    RUN_TIME_FIELD_NUMBER: _ClassVar[int]
+    WAIT_TIME_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    session: int
+    transfer_id: int
+    num_tokens: int
+    phase: PrefillPhase
+    run_time: _duration_pb2.Duration
+    wait_time: _duration_pb2.Duration
+    def __init__(self, request_id: _Optional[str] = ..., session: _Optional[int] = ..., transfer_id: _Optional[int] = ..., num_tokens: _Optional[int] = ..., phase: _Optional[_Union[PrefillPhase, str]] = ..., run_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., wait_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class PrefillTotals(_message.Message):
+    __slots__ = ("sessions_opened", "sessions_ended", "accepted", "done", "failed", "cancelled", "expired", "abandoned", "refused", "sealed_spans", "sealed_bytes", "ignored")
+    SESSIONS_OPENED_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_ENDED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    ABANDONED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    SEALED_SPANS_FIELD_NUMBER: _ClassVar[int]
+    SEALED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IGNORED_FIELD_NUMBER: _ClassVar[int]
+    sessions_opened: int
+    sessions_ended: int
+    accepted: int
+    done: int
+    failed: int
+    cancelled: int
+    expired: int
+    abandoned: int
+    refused: int
+    sealed_spans: int
+    sealed_bytes: int
+    ignored: IgnoredCounts
+    def __init__(self, sessions_opened: _Optional[int] = ..., sessions_ended: _Optional[int] = ..., accepted: _Optional[int] = ..., done: _Optional[int] = ..., failed: _Optional[int] = ..., cancelled: _Optional[int] = ..., expired: _Optional[int] = ..., abandoned: _Optional[int] = ..., refused: _Optional[int] = ..., sealed_spans: _Optional[int] = ..., sealed_bytes: _Optional[int] = ..., ignored: _Optional[_Union[IgnoredCounts, _Mapping]] = ...) -> None: ...
 
 class VersionRange(_message.Message):
     __slots__ = ("minimum", "maximum")

@@ -40,6 +40,11 @@ class PrefillServiceStub:
                 request_serializer=kvspan_dot_v1_dot_transfer__pb2.PrefillServiceGetCapabilitiesRequest.SerializeToString,
                 response_deserializer=kvspan_dot_v1_dot_transfer__pb2.PrefillServiceGetCapabilitiesResponse.FromString,
                 _registered_method=True)
+        self.GetStatus = channel.unary_unary(
+                '/kvspan.v1.PrefillService/GetStatus',
+                request_serializer=kvspan_dot_v1_dot_transfer__pb2.PrefillServiceGetStatusRequest.SerializeToString,
+                response_deserializer=kvspan_dot_v1_dot_transfer__pb2.PrefillServiceGetStatusResponse.FromString,
+                _registered_method=True)
         self.Transfer = channel.stream_stream(
                 '/kvspan.v1.PrefillService/Transfer',
                 request_serializer=kvspan_dot_v1_dot_transfer__pb2.TransferRequest.SerializeToString,
@@ -53,6 +58,13 @@ class PrefillServiceServicer:
 
     def GetCapabilities(self, request, context):
         """Tells what the service is and can; the first thing to ask with grpcurl.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetStatus(self, request, context):
+        """Tells what the service is doing now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,6 +84,11 @@ def add_PrefillServiceServicer_to_server(servicer, server):
                     servicer.GetCapabilities,
                     request_deserializer=kvspan_dot_v1_dot_transfer__pb2.PrefillServiceGetCapabilitiesRequest.FromString,
                     response_serializer=kvspan_dot_v1_dot_transfer__pb2.PrefillServiceGetCapabilitiesResponse.SerializeToString,
+            ),
+            'GetStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStatus,
+                    request_deserializer=kvspan_dot_v1_dot_transfer__pb2.PrefillServiceGetStatusRequest.FromString,
+                    response_serializer=kvspan_dot_v1_dot_transfer__pb2.PrefillServiceGetStatusResponse.SerializeToString,
             ),
             'Transfer': grpc.stream_stream_rpc_method_handler(
                     servicer.Transfer,
@@ -107,6 +124,33 @@ class PrefillService:
             '/kvspan.v1.PrefillService/GetCapabilities',
             kvspan_dot_v1_dot_transfer__pb2.PrefillServiceGetCapabilitiesRequest.SerializeToString,
             kvspan_dot_v1_dot_transfer__pb2.PrefillServiceGetCapabilitiesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvspan.v1.PrefillService/GetStatus',
+            kvspan_dot_v1_dot_transfer__pb2.PrefillServiceGetStatusRequest.SerializeToString,
+            kvspan_dot_v1_dot_transfer__pb2.PrefillServiceGetStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,7 +34,7 @@ from typing import Any
 
 from common.kv.spans import Span
 from common.session.messages import Hello, PrefillDone, StartPrefill
-from common.session.prefill_side import PrefillState
+from common.session.prefill_states import PrefillState
 from decode_service.app import DecodeService
 from decode_service.generate.backends.torch_backend import TorchBackend
 from decode_service.prefill.importer import Importer, ImportJob

@@ -123,6 +123,20 @@ async def test_status_shows_the_open_session(pair: Pair) -> None:
     assert len(status["groups"]) == 1
 
 
+async def test_status_of_prefill_shows_the_session_and_what_it_did(pair: Pair) -> None:
+    """An operator sees the decode service, and that the engine is idle."""
+    before = await pair.client.status()
+    await pair.ask([1, 2, 3], 1, route="remote")
+
+    told = await grpcurl(pair.prefill_address, "kvspan.v1.PrefillService/GetStatus")
+
+    (status,) = messages(told.output)
+    (session,) = status["sessions"]
+    assert (session["state"], session["peer_boot_id"]) == ("PREFILL_SESSION_STATE_OPEN", before.boot_id)
+    assert status["totals"]["done"] == status["totals"]["accepted"]
+    assert "running" not in status
+
+
 async def test_generate_streams_tokens_and_ends_with_usage(
     pair: Pair, oracles: Callable[[str], Oracle]
 ) -> None:

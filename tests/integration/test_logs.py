@@ -21,6 +21,12 @@ IN_DECODE = [
     ("ERROR", "request.failed"),
     ("INFO", "request.ended"),
 ]
+IN_PREFILL = [
+    ("INFO", "transfer.accepted"),
+    ("INFO", "transfer.started"),
+    ("ERROR", "engine.failed"),
+    ("WARNING", "transfer.failed"),
+]
 
 
 async def test_lines_of_a_failed_request_join_over_both_services(
@@ -41,5 +47,5 @@ async def test_lines_of_a_failed_request_join_over_both_services(
     in_decode = [one for one in joined if one.name.startswith("decode_service")]
     in_prefill = [one for one in joined if one.name.startswith("prefill_service")]
     assert [(one.levelname, one.msg) for one in in_decode] == IN_DECODE
-    assert {"transfer.accepted", "engine.failed"} <= {one.msg for one in in_prefill}
+    assert [(one.levelname, one.msg) for one in in_prefill] == IN_PREFILL
     assert len(in_decode) + len(in_prefill) == len(joined)

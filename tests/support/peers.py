@@ -42,7 +42,8 @@ from common.session.actions import (
 from common.session.decode_side import WELCOMED, DecodeSession, SessionState
 from common.session.identity import Numerics
 from common.session.messages import DecodeMessage, PrefillDone, PrefillMessage, StartPrefill, TransferMode
-from common.session.prefill_side import PrefillSession, PrefillState
+from common.session.prefill_side import PrefillSession
+from common.session.prefill_states import PrefillState
 from common.session.transfer_states import END_ACCEPTED
 from common.slab.allocator import Slot, SlotAllocator
 from tests.support.peer_parts import (

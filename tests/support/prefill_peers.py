@@ -31,7 +31,7 @@ class PeerDesk:
     """One session seen from decode: its slab, its queue of jobs, and the peer."""
 
     slab: SlabSegment
-    queue: JobQueue[Job]
+    context: PeerContext
     peer: DecodePeer
     idle: list[DecodePeer] = field(default_factory=list)
     """The peer, once for each time it said that nothing of it is left."""
@@ -41,6 +41,11 @@ class PeerDesk:
         """How often this process maps the slab, decode's own mapping included."""
         maps = Path("/proc/self/maps").read_text()
         return sum(self.slab.name in line for line in maps.splitlines())
+
+    @property
+    def queue(self) -> JobQueue[Job]:
+        """The jobs of all sessions."""
+        return self.context.queue
 
     @property
     def is_last(self) -> bool:
@@ -101,7 +106,7 @@ def make_peer_desk(slab_dir: Path, queue: JobQueue[Job] | None = None, number: i
     idle: list[DecodePeer] = []
     context = PeerContext(make_offer(), slab_dir, queue, ManualClock(10), 3.0, 7.0)
     with SlabSegment.create(slab_dir, SLAB_BYTES, "decode-boot") as slab:
-        yield PeerDesk(slab, queue, DecodePeer(number, context, idle.append), idle)
+        yield PeerDesk(slab, context, DecodePeer(number, context, idle.append), idle)
 
 
 def spans_of(messages: Iterable[PrefillMessage | None]) -> list[Span]:

@@ -22,7 +22,7 @@ from common.kv.ranges import Range
 from common.kv.spans import SPAN_LAYOUT, key_range, span_bytes, value_range
 from common.session.decode_side import SESSION_TRANSITIONS
 from common.session.prefill_job import JOB_TRANSITIONS
-from common.session.prefill_side import PREFILL_SESSION_TRANSITIONS, PrefillState
+from common.session.prefill_states import PREFILL_SESSION_TRANSITIONS, PrefillState
 from common.session.transfer_states import TRANSITIONS, TransferState
 from common.settings import setting_text
 from common.wire.status import CODES

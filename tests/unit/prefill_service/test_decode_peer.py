@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import EngineFailed, GeometryMismatch, LeaseExpired, SlabNotShared
+from common.errors import EngineFailed, GeometryMismatch, InvariantViolation, LeaseExpired, SlabNotShared
 from common.kv.digest import DigestKind, digest
 from common.kv.spans import SPAN_LAYOUT
 from common.session.messages import (
@@ -55,7 +55,7 @@ async def test_a_slab_that_cannot_be_mapped_is_refused_by_name(desk: PeerDesk) -
 
     desk.peer.receive(replace(hello, slab=SlabHandle(name, 65_536, hello.slab.layout)))
 
-    with pytest.raises(SlabNotShared, match=name):
+    with pytest.raises(SlabNotShared, match=r"slab\.name: .* prefill cannot open it in --slab-dir"):
         await desk.peer.map_slab()
 
 
@@ -223,6 +223,18 @@ async def test_a_session_that_went_last_is_forgotten_with_its_end(desk: PeerDesk
     desk.peer.close()
 
     assert not desk.is_last
+
+
+async def test_a_job_without_its_timer_is_found(desk: PeerDesk) -> None:
+    """It could hold its slot for ever."""
+    await desk.greet()
+    await desk.start(21)
+    timer = desk.peer._timers.pop(21)
+
+    with pytest.raises(InvariantViolation, match=r"1 jobs, but \(jobs, timers, in the log\) are \(1, 0, 1\)"):
+        desk.peer.check_integrity()
+
+    desk.peer._timers[21] = timer
 
 
 async def test_closing_with_queued_jobs_frees_the_slab_at_once(desk: PeerDesk) -> None:

@@ -35,10 +35,13 @@ class Bench:
         self.loop = EngineLoop(self.engine, GRANULARITY, queue, ManualClock())
         self.entered, self.may_go = asyncio.Event(), threading.Event()
         self.num_idle = 0
+        self.on_idle: Exception | None = None
         self.task = asyncio.create_task(self.loop.run(self._note_idle))
 
     def _note_idle(self) -> None:
         self.num_idle += 1
+        if self.on_idle is not None:
+            raise self.on_idle
 
     def hold(self) -> None:
         """Stop the engine at its next layer until `may_go` is set."""
@@ -269,6 +272,18 @@ async def test_the_end_of_the_last_job_is_told(slab_dir: Path) -> None:
         await turns()
 
         assert bench.num_idle == 1
+
+
+async def test_a_check_that_fails_when_idle_ends_the_loop(slab_dir: Path) -> None:
+    """An invariant is broken: nothing that the service holds can be trusted."""
+    async with make_bench(slab_dir) as bench:
+        bench.on_idle = InvariantViolation("a slot was lost")
+        await bench.first.start()
+
+        with pytest.raises(InvariantViolation, match="a slot was lost"):
+            await bench.task
+
+        assert isinstance((await bench.first.said(7))[-1], PrefillDone)
 
 
 async def test_waiting_for_idle_ends_with_the_last_job(slab_dir: Path) -> None:

@@ -22,12 +22,8 @@ from common.session.messages import (
     SpanSealed,
 )
 from common.session.prefill_job import JOB_TRANSITIONS, JobEvent, JobState
-from common.session.prefill_side import (
-    PREFILL_SESSION_TRANSITIONS,
-    PrefillEvent,
-    PrefillSession,
-    PrefillState,
-)
+from common.session.prefill_side import PrefillSession
+from common.session.prefill_states import PREFILL_SESSION_TRANSITIONS, PrefillEvent, PrefillState
 from tests.support.factories import make_geometry
 from tests.support.sessions import (
     NONCE,

@@ -25,7 +25,8 @@ from common.session.messages import (
     Welcome,
 )
 from common.session.prefill_job import PrefillJob
-from common.session.prefill_side import PrefillSession, PrefillState
+from common.session.prefill_side import PrefillSession
+from common.session.prefill_states import PrefillState
 from tests.support.sessions import (
     NONCE,
     OTHER,

@@ -1,0 +1,67 @@
+"""What a prefill service counts over its whole life, however many sessions come and go.
+
+Theory of operation: each transfer that is accepted ends in exactly one of five ways, so
+
+    accepted = done + failed + cancelled + expired + abandoned + those that live
+
+whenever the event loop is not in the middle of a message. Ownership: one per service, written by the sessions
+it counts, event loop only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.errors import InvariantViolation
+from common.session.prefill_side import PrefillSessionStatistics
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts since start; sessions that have ended are in them."""
+
+    sessions_opened: int = 0
+    """Answered with Welcome."""
+
+    sessions_ended: int = 0
+    """Of those, the ones whose stream has ended."""
+
+    accepted: int = 0
+    """Transfers that were queued."""
+
+    done: int = 0
+    failed: int = 0
+    """By an error that is neither time nor credit."""
+
+    cancelled: int = 0
+    expired: int = 0
+    """By their time limit, or without credit."""
+
+    abandoned: int = 0
+    """Queued or running when their session ended."""
+
+    refused: int = 0
+    """Never accepted."""
+
+    sealed_spans: int = 0
+    sealed_bytes: int = 0
+
+    unknown_messages: int = 0
+    """This and the three below: of sessions that are gone; see `PrefillSessionStatistics`."""
+
+    repeated_starts: int = 0
+    ignored_releases: int = 0
+    dropped_spans: int = 0
+
+    def add_session(self, counts: PrefillSessionStatistics) -> None:
+        """Keep what was ignored of a session of which nothing is left."""
+        self.unknown_messages += counts.unknown_messages
+        self.repeated_starts += counts.repeated_starts
+        self.ignored_releases += counts.ignored_releases
+        self.dropped_spans += counts.dropped_spans
+
+    def check_integrity(self, num_live: int) -> None:
+        """Raise `InvariantViolation` when the transfers that live are not those that have not ended."""
+        ended = self.done + self.failed + self.cancelled + self.expired + self.abandoned
+        if self.accepted != ended + num_live:
+            raise InvariantViolation(f"{self.accepted} accepted, {ended} ended and {num_live} live")
