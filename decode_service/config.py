@@ -52,5 +52,7 @@ class DecodeConfig(ServiceConfig):
         peers, chunk = self.prefill, self.chunk_tokens
         self.require(self.cache_tokens >= chunk, "cache_tokens", f"must be at least --chunk-tokens={chunk}")
         self.require(self.route != "remote" or bool(peers), "route", "needs a service, has --prefill=")
-        self.require(self.listen not in peers, "prefill", f"must differ from --listen={self.listen}")
+        # Port 0 is a port for each that asks, and never the same.
+        is_peer = self.listen in peers and not self.listen.endswith(":0")
+        self.require(not is_peer, "prefill", f"must differ from --listen={self.listen}")
         self.require(len(set(peers)) == len(peers), "prefill", "must name each service once")
