@@ -17,7 +17,6 @@ import ctypes
 import os
 import signal
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 EXIT_NOW = 0
@@ -81,9 +80,7 @@ class Lifecycle:
         self.install()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.uninstall()
 
 

@@ -36,7 +36,6 @@ import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from common.errors import ConfigError, Difference, InvariantViolation, SlabNotShared
 from common.excerpt import excerpt
@@ -199,9 +198,7 @@ class SlabSegment:
     def __enter__(self) -> SlabSegment:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
