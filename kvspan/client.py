@@ -49,8 +49,12 @@ FINISH_REASONS = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "lengt
 
 
 class Options(TypedDict, total=False):
-    """Everything about a request but its prompt; what is absent or None is the service's choice."""
+    """Everything of a request but a prompt that is text; what is absent or None is the service's choice."""
 
+    messages: Iterable[Mapping[str, str]] | None
+    """A conversation, `role` and `content` each."""
+
+    token_ids: Iterable[int] | None
     max_new_tokens: int | None
     temperature: float | None
     top_k: int | None
@@ -105,31 +109,18 @@ class Client:
         self._channel.close()
 
     def generate(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Iterable[Mapping[str, str]] | None = None,
-        token_ids: Iterable[int] | None = None,
-        **options: Unpack[Options],
+        self, prompt: str | None = None, **options: Unpack[Options]
     ) -> Generator[pb.GenerateResponse, None, None]:
         """Yield the answer to a text, a conversation or token ids, piece by piece.
 
         Raises: `InvalidRequest` at once, `RemoteFailure` while iterating.
         """
-        request = make_request(prompt, messages, token_ids, options)
+        request = make_request(prompt, options)
         return self._responses(request, options.get("time_limit_s"))
 
-    def complete(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Iterable[Mapping[str, str]] | None = None,
-        token_ids: Iterable[int] | None = None,
-        **options: Unpack[Options],
-    ) -> Completion:
+    def complete(self, prompt: str | None = None, **options: Unpack[Options]) -> Completion:
         """Return the whole answer. Raises as `generate` does."""
-        responses = self.generate(prompt, messages=messages, token_ids=token_ids, **options)
-        return make_completion(list(responses))
+        return make_completion(list(self.generate(prompt, **options)))
 
     def capabilities(self) -> pb.DecodeServiceGetCapabilitiesResponse:
         """Return what the service is and can."""
@@ -178,31 +169,18 @@ class AsyncClient:
         await self._channel.close()
 
     def generate(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Iterable[Mapping[str, str]] | None = None,
-        token_ids: Iterable[int] | None = None,
-        **options: Unpack[Options],
+        self, prompt: str | None = None, **options: Unpack[Options]
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Yield the answer to a text, a conversation or token ids, piece by piece.
 
         Raises: `InvalidRequest` at once, `RemoteFailure` while iterating.
         """
-        request = make_request(prompt, messages, token_ids, options)
+        request = make_request(prompt, options)
         return self._responses(request, options.get("time_limit_s"))
 
-    async def complete(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Iterable[Mapping[str, str]] | None = None,
-        token_ids: Iterable[int] | None = None,
-        **options: Unpack[Options],
-    ) -> Completion:
+    async def complete(self, prompt: str | None = None, **options: Unpack[Options]) -> Completion:
         """Return the whole answer. Raises as `generate` does."""
-        responses = self.generate(prompt, messages=messages, token_ids=token_ids, **options)
-        return make_completion([response async for response in responses])
+        return make_completion([response async for response in self.generate(prompt, **options)])
 
     async def capabilities(self) -> pb.DecodeServiceGetCapabilitiesResponse:
         """Return what the service is and can."""
@@ -234,21 +212,17 @@ class AsyncClient:
             raise remote_failure(error) from error
 
 
-def make_request(
-    prompt: str | None,
-    messages: Iterable[Mapping[str, str]] | None,
-    token_ids: Iterable[int] | None,
-    options: Options,
-) -> pb.GenerateRequest:
+def make_request(prompt: str | None, options: Options) -> pb.GenerateRequest:
     """Return the request for exactly one prompt.
 
     Raises: `InvalidRequest` that lists every argument that cannot be sent.
     """
     violations: list[Violation] = []
-    if sum(source is not None for source in (prompt, messages, token_ids)) != 1:
-        violations.append(Violation("prompt", "give exactly one of prompt, messages and token_ids"))
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     given.pop("time_limit_s", None)
+    messages, token_ids = given.pop("messages", None), given.pop("token_ids", None)
+    if sum(source is not None for source in (prompt, messages, token_ids)) != 1:
+        violations.append(Violation("prompt", "give exactly one of prompt, messages and token_ids"))
     fields: dict[str, Any] = {
         "route": _choice("route", given.pop("route", None), ROUTES, violations),
         "transfer": _choice("transfer", given.pop("transfer", None), TRANSFERS, violations),

@@ -154,9 +154,8 @@ def test_request_carries_every_option() -> None:
     """Options reach the field that has their name."""
     request = make_request(
         None,
-        [{"role": "user", "content": "Hi"}],
-        None,
         {
+            "messages": [{"role": "user", "content": "Hi"}],
             "max_new_tokens": 3,
             "seed": 2**63,
             "stop": "\n",
@@ -174,7 +173,7 @@ def test_request_carries_every_option() -> None:
 
 def test_request_leaves_absent_what_is_none() -> None:
     """None means the default of the service, and a zero means zero."""
-    request = make_request("x", None, None, {"temperature": None, "top_k": 0, "route": None})
+    request = make_request("x", {"temperature": None, "top_k": 0, "route": None})
 
     assert not request.sampling.HasField("temperature")
     assert request.sampling.HasField("top_k")
@@ -190,7 +189,7 @@ def test_request_is_refused_when_it_has_not_one_prompt(
 ) -> None:
     """Two prompts would leave open which one is answered."""
     with pytest.raises(errors.InvalidRequest, match="exactly one"):
-        make_request(prompt, messages, token_ids, {})
+        make_request(prompt, {"messages": messages, "token_ids": token_ids})
 
 
 def test_request_is_refused_with_every_option_that_cannot_be_sent() -> None:
@@ -204,7 +203,7 @@ def test_request_is_refused_with_every_option_that_cannot_be_sent() -> None:
     }
 
     with pytest.raises(errors.InvalidRequest) as caught:
-        make_request("x", None, None, options)  # type: ignore[arg-type]
+        make_request("x", options)  # type: ignore[arg-type]
 
     assert {violation.field for violation in caught.value.violations} == {
         "max_new_tokens",
@@ -217,9 +216,9 @@ def test_request_is_refused_with_every_option_that_cannot_be_sent() -> None:
 def test_request_is_refused_when_its_tokens_or_turns_are_none() -> None:
     """What is no token id and no turn is named before anything is sent."""
     with pytest.raises(errors.InvalidRequest, match="tokens"):
-        make_request(None, None, [5, -1], {})
+        make_request(None, {"token_ids": [5, -1]})
     with pytest.raises(errors.InvalidRequest, match="chat"):
-        make_request(None, [{"role": "user", "text": "Hi"}], None, {})
+        make_request(None, {"messages": [{"role": "user", "text": "Hi"}]})
 
 
 @pytest.mark.multiprocess
