@@ -42,8 +42,9 @@ from decode_service.generate.step_loop import StepLoop
 from decode_service.prefill.importer import Importer
 from decode_service.prefill.journaling import DecodeJournal
 from decode_service.prefill.local_prefill import LocalEngine
+from decode_service.prefill.peer_connection import PeerConfig
 from decode_service.prefill.peer_session import PeerSession, SessionContext
-from decode_service.prefill.prefill_client import PeerConfig, PrefillPeer
+from decode_service.prefill.prefill_client import PrefillPeer
 from decode_service.prefill.routing import Router
 from decode_service.request import Route
 from kvspan.v1 import decode_pb2_grpc

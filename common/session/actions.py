@@ -1,7 +1,7 @@
 """What a session machine asks its adapter to do.
 
 Theory of operation: machines never touch a stream, a thread or memory; each call returns actions in the
-order in which they must be carried out. The adapters are `decode_service/prefill/prefill_client.py` and
+order in which they must be carried out. The adapters are `decode_service/prefill/peer_session.py` and
 `prefill_service/servicer.py`.
 """
 

@@ -13,7 +13,7 @@ each transfer how it ended. So the peer ends the stream after everything it said
 ours meets a closed stream, which would lose what was not read yet.
 
 Ownership: one object per stream, used on the event loop only.
-Not here: gRPC, memory, threads, time (`decode_service/prefill/prefill_client.py`); reserving and publishing.
+Not here: gRPC, memory, threads, time (`decode_service/prefill/peer_connection.py`); reserving and publishing.
 """
 
 from __future__ import annotations

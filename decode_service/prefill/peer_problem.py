@@ -12,7 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from common.errors import Difference, KVSpanError, NegotiationError, PeerUnavailable, ShuttingDown
+from common.errors import (
+    Difference,
+    KVSpanError,
+    NegotiationError,
+    PeerLost,
+    PeerUnavailable,
+    ShuttingDown,
+)
 from common.excerpt import excerpt
 from common.wire.failure import RemoteFailure
 
@@ -41,6 +48,7 @@ class PeerProblem:
 
 
 NOT_CONNECTED = PeerProblem(PeerUnavailable.code, "not connected yet")
+FINISHING = PeerProblem(PeerLost.code, "a prompt did not drain in time, so another session is opened")
 LEAVING = PeerProblem(ShuttingDown.code, "it is shutting down")
 
 

@@ -4,9 +4,9 @@ Theory of operation: carries out what `DecodeSession` decides: what is to be sen
 concerns one transfer goes to `SessionTransfers`, the rest opens, leaves and ends the session. When the
 producer is lost the whole slab is abandoned, and unmapped once the last local copy has ended (rule 4).
 
-    PrefillPeer --receive--> machine --actions--> outgoing messages, transfers, slots
+    PeerConnection --receive--> machine --actions--> outgoing messages, transfers, slots
 
-Ownership: made by `PrefillPeer` per connection; owns machine, slots and transfers. Event loop only.
+Ownership: made by `PeerConnection`; owns machine, slots and transfers. Event loop only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from common.session.actions import (
     TransferDrained,
     TransferFailed,
 )
-from common.session.decode_side import WELCOMED, DecodeSession, DecodeSessionStatistics
+from common.session.decode_side import WELCOMED, DecodeSession, DecodeSessionStatistics, SessionState
 from common.session.messages import DecodeMessage, Hello, PrefillMessage, Welcome
 from common.slab.allocator import Slot
 from common.slab.segment import SlabSegment
@@ -66,6 +66,8 @@ class PeerSession:
         parts = SessionParts(self._machine, self._slots, self._journal, context.importer, context.clock)
         self._transfers = SessionTransfers(parts, self._carry_out)
         self._is_leaving = False
+        self._is_retired = False
+        # Invariant: retired implies leaving.
         self._outgoing: asyncio.Queue[DecodeMessage | None] = asyncio.Queue()
 
     @property
@@ -87,6 +89,16 @@ class PeerSession:
     def is_leaving(self) -> bool:
         """Whether the peer takes no new transfer though the session is open."""
         return self._is_leaving
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether a transfer has not drained in time, so that this session only finishes its others."""
+        return self._is_retired
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the stream has ended."""
+        return self._machine.state is SessionState.CLOSED
 
     @property
     def welcome(self) -> Welcome:
@@ -129,6 +141,19 @@ class PeerSession:
     def ping(self) -> None:
         """Ask the peer for a sign of life."""
         self._carry_out(self._machine.ping())
+
+    def check_drained(self) -> None:
+        """Take no more transfers once one has not drained in time; end when there is nothing else to finish.
+
+        Its slot and pages cannot be used again in this slab, but what its neighbours hold is theirs still.
+        Raises: `PeerLost` when nothing is left but what does not drain: the slab has to be abandoned.
+        """
+        overdue = self._transfers.overdue()
+        if overdue and not self._is_retired:
+            self._is_retired = True
+            self._leave(PeerLost(f"transfer {overdue[0]} did not drain in time"))
+        if self._is_retired and len(overdue) == self._machine.num_transfers:
+            raise PeerLost("a transfer did not drain in time, and the others have ended")
 
     async def next_message(self) -> DecodeMessage | None:
         """Wait for the next message to send; None when there will be no other."""

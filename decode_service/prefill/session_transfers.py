@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.errors import InvariantViolation, KVSpanError, PeerLost, RequestError
+from common.errors import InvariantViolation, KVSpanError, RequestError
 from common.kv.coverage import Coverage
 from common.kv.spans import Span
 from common.runtime.clock import Clock
@@ -101,12 +101,14 @@ class SessionTransfers:
             statistics = self._machine.statistics()
             raise InvariantViolation(f"{len(self._held)} transfers held, machine: {statistics}")
 
-    def check_drained(self) -> None:
-        """Raise `PeerLost` when a transfer that ended long ago has not drained: only a new slab is safe."""
-        now_ns = self._clock.now_ns()
-        for transfer_id, held in self._held.items():
-            if held.failed_ns is not None and now_ns - held.failed_ns > DRAIN_LIMIT_S * 1e9:
-                raise PeerLost(f"transfer {transfer_id} did not drain within {DRAIN_LIMIT_S:.0f} s")
+    def overdue(self) -> list[int]:
+        """Return the transfers that failed or were given up long ago and have not drained."""
+        before_ns = self._clock.now_ns() - round(DRAIN_LIMIT_S * 1e9)
+        return [
+            transfer_id
+            for transfer_id, held in self._held.items()
+            if held.failed_ns is not None and held.failed_ns < before_ns
+        ]
 
     def begin(
         self, request: Request, reservation: Reservation, slot: Slot, timeline: Timeline

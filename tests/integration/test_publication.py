@@ -16,7 +16,7 @@ from common.kv.digest import DigestKind, digest
 from common.session.messages import Pong, PrefillDone, PrefillMessage
 from common.wire.convert import prefill_message_from_proto, to_proto
 from common.wire.failure import RemoteFailure
-from decode_service.prefill import importer, prefill_client
+from decode_service.prefill import importer, peer_connection
 from kvspan.v1 import transfer_pb2
 from prefill_service import servicer
 from tests.integration.conftest import LoadPair, shared_pair
@@ -308,7 +308,7 @@ def break_streams(patch: pytest.MonkeyPatch, heard: list[PrefillMessage]) -> thr
         return heard[-1]
 
     patch.setattr(servicer, "to_proto", said)
-    patch.setattr(prefill_client, "prefill_message_from_proto", kept)
+    patch.setattr(peer_connection, "prefill_message_from_proto", kept)
     return is_breaking
 
 

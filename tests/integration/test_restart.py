@@ -16,6 +16,7 @@ from common.wire.channel import make_channel
 from common.wire.failure import RemoteFailure
 from decode_service.app import SERVICE_NAME, DecodeService
 from decode_service.config import DecodeConfig
+from decode_service.prefill import session_transfers
 from decode_service.prefill.prefill_client import PeerState
 from kvspan.client import AsyncClient
 from prefill_service.config import PrefillConfig
@@ -262,6 +263,41 @@ async def test_no_slab_is_made_for_a_prefill_service_that_shuts_down(dense: Conf
 
         await wait_until(lambda: not prefill.servicer.peers)
         assert not maps_a_slab()
+
+
+async def test_a_prompt_that_does_not_drain_costs_its_neighbours_nothing(
+    dense: Configs, load: LoadPair, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rules 4 and 8: its session finishes what runs in it, while another one takes what comes."""
+    monkeypatch.setattr(session_transfers, "DRAIN_LIMIT_S", 0.1)
+    gate, copies = Gate(), load(*dense)
+    async with (
+        running_prefill(dense[0], gated(copies, gate).prefill),
+        running_decode(dense[1], copies.decode) as (service, address),
+        AsyncClient(address) as client,
+    ):
+        await open_session(service)
+        peer = service.peers[0]
+        first = peer.session
+        given_up = asyncio.create_task(client.complete(token_ids=PROMPT, max_new_tokens=3))
+        await wait_until(lambda: gate.num_arrived == 1)
+        neighbour = asyncio.create_task(
+            client.complete(token_ids=PROMPT, max_new_tokens=3, ignore_eos=True, logprobs=1)
+        )
+        await wait_until(lambda: peer.statistics().num_transfers == 2)
+        given_up.cancel()
+        await wait_until(lambda: peer.session is not None and peer.session is not first)
+        assert first is not None
+        assert first.is_open
+        assert (peer.statistics().state, num_sessions(service)) == (PeerState.OPEN, 2)
+
+        gate.open()
+        oracle.assert_greedy(PROMPT, await neighbour)
+        await assert_served(address, oracle)
+        await wait_until(lambda: not first.is_open)
+        assert slab_files(dense[1]) == []
+        assert peer.statistics().num_transfers == 0
+        await wait_until(lambda: service.admission.statistics().lanes_used == 0)
 
 
 async def test_two_decode_services_share_one_prefill_service(

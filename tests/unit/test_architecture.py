@@ -40,7 +40,7 @@ DOORS = {
         *COMPOSITION_ROOTS,
         "prefill_service/servicer.py",
         "decode_service/api/servicer.py",
-        "decode_service/prefill/prefill_client.py",
+        "decode_service/prefill/peer_connection.py",
         "kvspan/client.py",
         # Commands that are clients of both services.
         "kvspan/commands/check.py",

@@ -20,6 +20,7 @@ from tests.support.decode_sessions import (
     STATES,
     Making,
     SessionDesk,
+    Transfer,
     complete,
     ending,
     leave,
@@ -192,21 +193,89 @@ async def test_a_call_that_stopped_waiting_changes_nothing(desk: SessionDesk) ->
 
 
 @pytest.mark.parametrize("making", [requested, streaming])
-async def test_a_transfer_that_never_drains_ends_the_session(desk: SessionDesk, making: Making) -> None:
+async def test_a_transfer_that_never_drains_ends_a_session_of_its_own(
+    desk: SessionDesk, making: Making
+) -> None:
     """The limit counts from the failure and is not moved by asking or by another cancel."""
     transfer = await making(desk)
     desk.clock.advance_s(100 * DRAIN_LIMIT_S)
-    desk.session.transfers.check_drained()
+    desk.session.check_drained()
     transfer.prefill.abort(CAUSE)
 
     for _ in range(10):
         desk.clock.advance_s(DRAIN_LIMIT_S / 10)
         transfer.prefill.abort(CAUSE)
-        desk.session.transfers.check_drained()
+        desk.session.check_drained()
+    assert desk.session.can_lease(SLOT_BYTES)
     desk.clock.advance_ns(1)
 
     with pytest.raises(PeerLost, match="did not drain"):
-        desk.session.transfers.check_drained()
+        desk.session.check_drained()
+    assert not desk.session.can_lease(SLOT_BYTES)
+    desk.closed.clear()
+
+
+async def overdue_beside(desk: SessionDesk) -> tuple[Transfer, Transfer]:
+    """Return a transfer that has not drained in time, and a neighbour that is ending."""
+    overdue, neighbour = await requested(desk), await ending(desk)
+    overdue.prefill.abort(CAUSE)
+    desk.clock.advance_s(DRAIN_LIMIT_S + 1)
+    desk.session.check_drained()
+    leave(overdue)
+    return overdue, neighbour
+
+
+async def test_a_transfer_that_never_drains_leaves_its_neighbours_undisturbed(desk: SessionDesk) -> None:
+    """Rule 8: the session takes no more, and ends when nothing is left but what does not drain."""
+    overdue, neighbour = await overdue_beside(desk)
+
+    assert (desk.session.is_open, desk.session.is_retired) == (True, True)
+    assert not desk.session.can_lease(SLOT_BYTES)
+    desk.importer.finish()
+    await neighbour.prefill.wait()
+    neighbour.prefill.prove_complete()
+    desk.session.check_drained()
+    neighbour.prefill.settle()
+
+    with pytest.raises(PeerLost, match="the others have ended"):
+        desk.session.check_drained()
+    assert (overdue.is_free, desk.num_slots) == (False, 1)
+    leave(neighbour)
+    desk.closed.clear()
+
+
+async def test_a_transfer_that_drains_after_all_ends_its_session_no_earlier(desk: SessionDesk) -> None:
+    """Another session stands beside it by then; it still waits for the neighbours, and for nobody else."""
+    overdue, neighbour = await overdue_beside(desk)
+
+    desk.cancelled(overdue)
+    assert (overdue.is_free, desk.num_slots) == (True, 1)
+    desk.session.check_drained()
+    neighbour.prefill.abort(CAUSE)
+    leave(neighbour)
+    desk.importer.finish()
+
+    with pytest.raises(PeerLost):
+        desk.session.check_drained()
+    assert desk.num_slots == 0
+    desk.closed.clear()
+
+
+async def test_neighbours_may_not_drain_either(desk: SessionDesk) -> None:
+    """Each has the whole limit, and the session ends with the last."""
+    first, second = await requested(desk), await streaming(desk)
+    first.prefill.abort(CAUSE)
+    desk.clock.advance_s(DRAIN_LIMIT_S / 2)
+    second.prefill.abort(CAUSE)
+    desk.clock.advance_s(DRAIN_LIMIT_S / 2 + 1)
+    desk.session.check_drained()
+    desk.clock.advance_s(DRAIN_LIMIT_S)
+
+    with pytest.raises(PeerLost):
+        desk.session.check_drained()
+    desk.closed.clear()
+    for transfer in (first, second):
+        leave(transfer)
 
 
 async def test_a_transfer_that_drained_is_no_reason_to_end_the_session(desk: SessionDesk) -> None:
@@ -216,7 +285,7 @@ async def test_a_transfer_that_drained_is_no_reason_to_end_the_session(desk: Ses
     desk.cancelled(transfer)
     desk.clock.advance_s(100 * DRAIN_LIMIT_S)
 
-    desk.session.transfers.check_drained()
+    desk.session.check_drained()
 
 
 @pytest.mark.parametrize(
@@ -277,7 +346,7 @@ async def test_a_peer_that_drains_gets_no_new_transfer(desk: SessionDesk) -> Non
     assert [type(error) for error in desk.closed] == [PeerLost]
     desk.closed.clear()
     desk.importer.finish()
-    desk.session.transfers.check_drained()
+    desk.session.check_drained()
     running.prefill.abort(CAUSE)
     desk.cancelled(running)
     leave(running)

@@ -23,8 +23,9 @@ from common.wire.convert import capabilities_to_proto
 from common.wire.server import make_server
 from decode_service.prefill import prefill_client
 from decode_service.prefill.importer import Importer
+from decode_service.prefill.peer_connection import PeerConfig, PeerConnection, make_slab, received
 from decode_service.prefill.peer_session import SessionContext
-from decode_service.prefill.prefill_client import PeerConfig, PeerState, PrefillPeer, make_slab, received
+from decode_service.prefill.prefill_client import PeerState, PrefillPeer
 from kvspan.v1 import transfer_pb2 as pb
 from kvspan.v1 import transfer_pb2_grpc
 from tests.support.factories import make_geometry
@@ -195,14 +196,14 @@ async def test_a_bug_that_one_peer_finds_does_not_end_the_service(
 ) -> None:
     """The peer is tried again like any that was lost; a broken invariant ends the service, though."""
     caplog.set_level(
-        logging.CRITICAL, "decode_service.prefill.prefill_client"
+        logging.CRITICAL, "decode_service.prefill.peer_connection"
     )  # a kept record keeps the channel
     faults: list[Exception] = [ZeroDivisionError("by a peer"), InvariantViolation("two owners")]
 
-    async def check_peer(self: PrefillPeer, stub: object) -> None:
+    async def check_peer(self: PeerConnection, stub: object) -> None:
         raise faults.pop(0)
 
-    monkeypatch.setattr(PrefillPeer, "_check_peer", check_peer)
+    monkeypatch.setattr(PeerConnection, "_check_peer", check_peer)
     peer = PrefillPeer(f"unix:{tmp_path}/none.sock", make_config(slab_dir), cast("SessionContext", None))
 
     with pytest.raises(InvariantViolation):
