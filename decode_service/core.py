@@ -355,15 +355,17 @@ class DecodeCore:
             asyncio.get_running_loop().call_soon(self._check_idle)
         if request is None:
             return
-        fields = log_fields(request_id=request.request_id, outcome=outcome, reason=reason)
+        why = {"reason": reason} if reason else {}
+        fields = log_fields(request_id=request.request_id, outcome=outcome, **why)
         logger.info("request.ended", extra=fields)
 
 
 def _description(request: Request) -> dict[str, object]:
     """Return the fields of the first line about a request, which joins our name for it with the client's."""
+    theirs = {"client_request_id": request.client_request_id} if request.client_request_id else {}
     return log_fields(
         request_id=request.request_id,
-        client_request_id=request.client_request_id,
+        **theirs,
         tokens=request.prompt_len,
         route=request.route.value,
         mode=request.mode.value,

@@ -14,6 +14,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import TextIO
 
 FIELDS = "fields"
@@ -21,6 +22,11 @@ FIELDS = "fields"
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.:/+,@%[]()")
 """Characters of a value that needs no quotes."""
+
+
+request_of_call: ContextVar[str] = ContextVar("request_of_call", default="")
+"""Name of the request that the call of this task is about, once it has one. Whoever ends a call knows its
+error alone; with this its line and its status have the same name as all lines about the request."""
 
 
 def log_fields(**values: object) -> dict[str, object]:

@@ -43,7 +43,7 @@ from common.errors import (
     Violation,
 )
 from common.runtime.tracebacks import drop_tracebacks
-from common.telemetry.logging import log_fields
+from common.telemetry.logging import log_fields, request_of_call
 from common.wire import decoding
 from common.wire.call_limits import CallLimits
 from common.wire.failure import RemoteFailure
@@ -132,18 +132,21 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _log(self, method: str, error: BaseException) -> None:
         """Log how a call ended, as loud as it deserves."""
+        about = {"method": method}
+        if request_id := request_of_call.get():
+            about["request_id"] = request_id
         match error:
             case CallsExhausted():
                 if self._limits.num_refused(method) == 1:
                     logger.warning("calls.exhausted", extra=log_fields(method=method, error=error))
             case KVSpanError() | RemoteFailure():
-                fields = log_fields(method=method, code=code_of(error).name, error=error)
+                fields = log_fields(**about, code=code_of(error).name, error=str(error))
                 logger.info("call.failed", extra=fields)
             case InvariantViolation():
-                logger.critical("invariant.violated", extra=log_fields(method=method), exc_info=error)
+                logger.critical("invariant.violated", extra=log_fields(**about), exc_info=error)
             case _:
                 self._num_broken += 1
-                fields = log_fields(method=method, broken_calls=self._num_broken)
+                fields = log_fields(**about, broken_calls=self._num_broken)
                 logger.error("call.broken", extra=fields, exc_info=error)
 
 

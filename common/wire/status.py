@@ -33,6 +33,7 @@ from grpc_status import rpc_status  # type: ignore[import-untyped]
 
 from common import errors
 from common.excerpt import excerpt
+from common.telemetry.logging import request_of_call
 from common.wire.failure import DOMAIN, RemoteFailure
 
 MAX_MESSAGE_BYTES = 1024
@@ -102,13 +103,13 @@ def code_of(error: BaseException) -> grpc.StatusCode:
     return next((CODES[cls] for cls in type(error).__mro__ if cls in CODES), grpc.StatusCode.INTERNAL)
 
 
-def to_status(error: BaseException) -> status_pb2.Status:
-    """Return the status of an error, small enough for any peer.
+def to_status(error: BaseException, request_id: str = "") -> status_pb2.Status:
+    """Return the status of an error, small enough for any peer; it names the request, if there is one.
 
     Of an exception that nobody raised on purpose only the type is told: its text may hold a prompt.
     """
     result = status_pb2.Status(code=code_of(error).value[0], message=_fit_message(_message(error)))
-    for detail in _details(error):
+    for detail in _details(error, request_id):
         result.details.add().Pack(detail)
     return result
 
@@ -119,7 +120,7 @@ def set_status(context: grpc.aio.ServicerContext[Any, Any], error: BaseException
     `context.abort` would raise an exception that the call keeps: every frame of the handler in its traceback,
     and so the request, would live until the collector finds them.
     """
-    status = rpc_status.to_status(to_status(error))
+    status = rpc_status.to_status(to_status(error, request_of_call.get()))
     context.set_code(status.code)
     context.set_details(status.details)
     context.set_trailing_metadata(status.trailing_metadata)
@@ -135,7 +136,7 @@ def _message(error: BaseException) -> str:
             return f"unexpected {type(error).__name__}"
 
 
-def _details(error: BaseException) -> list[Message]:
+def _details(error: BaseException, request_id: str) -> list[Message]:
     match error:
         case RemoteFailure():
             reason, facts = error.reason or INTERNAL_REASON, error.metadata
@@ -154,6 +155,7 @@ def _details(error: BaseException) -> list[Message]:
         case _:
             reason = INVARIANT_REASON if isinstance(error, errors.InvariantViolation) else INTERNAL_REASON
             facts, listed = {}, (None, None)
+    facts = {"request_id": request_id, **facts} if request_id else facts
     info = error_details_pb2.ErrorInfo(
         reason=reason[:MAX_REASON_CHARS], domain=DOMAIN, metadata=_fit_facts(facts)
     )

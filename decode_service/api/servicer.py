@@ -19,6 +19,7 @@ import grpc
 from common.errors import DeadlineExceeded, ShuttingDown
 from common.runtime.clock import Clock
 from common.runtime.tasks import SideWork
+from common.telemetry.logging import request_of_call
 from common.telemetry.timeline import Timeline
 from decode_service.api.responses import last_response, token_response
 from decode_service.api.status import Reporter
@@ -99,7 +100,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     async def _read(self, asked: pb.GenerateRequest, limit_s: float) -> Request:
         """Validate a request, beside the event loop when that may take long."""
         read = partial(self._reader.read, asked, limit_s)
-        return await self._long_reads.run(read) if self._reader.is_long(asked) else read()
+        request = await self._long_reads.run(read) if self._reader.is_long(asked) else read()
+        request_of_call.set(request.request_id)
+        return request
 
     @contextmanager
     def _listed(self) -> Iterator[None]:

@@ -32,13 +32,13 @@ IN_PREFILL = [
 async def test_lines_of_a_failed_request_join_over_both_services(
     tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever knows the client's name of a request finds all about it by one search in each log."""
+    """Whoever has the client's name of a request, or its status, finds all about it by one search a log."""
     caplog.set_level(logging.INFO)
     configs = make_configs(tmp_path, checkpoints["DENSE"])
     broken = failing(load(*configs), RuntimeError("a device was lost"), prompt_len=70)
     async with running_pair(*configs, broken) as pair:
         await pair.ask(prompt_of(60), 2, request_id="job-6", route="remote")
-        with pytest.raises(RemoteFailure):
+        with pytest.raises(RemoteFailure) as caught:
             await pair.ask(prompt_of(70), 2, request_id="job-7\n", route="remote")
 
     lines = [(record, vars(record).get("fields", {})) for record in caplog.records]
@@ -48,4 +48,5 @@ async def test_lines_of_a_failed_request_join_over_both_services(
     in_prefill = [one for one in joined if one.name.startswith("prefill_service")]
     assert [(one.levelname, one.msg) for one in in_decode] == IN_DECODE
     assert [(one.levelname, one.msg) for one in in_prefill] == IN_PREFILL
-    assert len(in_decode) + len(in_prefill) == len(joined)
+    assert [one.msg for one in joined if one not in in_decode + in_prefill] == ["call.failed"]
+    assert caught.value.metadata["request_id"] == name

@@ -122,6 +122,13 @@ def test_missing_session_tells_why_the_peers_do_not_fit() -> None:
     assert violation.description == "decode made it, prefill cannot open it"
 
 
+def test_status_names_the_request_that_it_ends() -> None:
+    """A client that got no token has a name to search the logs for all the same."""
+    info = details_of(to_status(errors.QueueFull(9), "5e3a90b1-000007"))["ErrorInfo"]
+
+    assert info.metadata["request_id"] == "5e3a90b1-000007"  # type: ignore[attr-defined]
+
+
 def test_unexpected_error_tells_its_type_only() -> None:
     """The text of an unknown exception may hold a prompt."""
     status = to_status(ValueError("The secret prompt"))
