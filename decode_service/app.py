@@ -19,6 +19,7 @@ from common.errors import InvariantViolation, KVSpanError
 from common.model.prepare import Prepared, prepare
 from common.runtime.boot import new_boot_id
 from common.runtime.clock import SystemClock
+from common.runtime.descriptors import raise_limit
 from common.runtime.invariants import watch_callbacks
 from common.runtime.lifecycle import Lifecycle
 from common.runtime.threads import share_interpreter
@@ -76,6 +77,7 @@ async def serve(config: DecodeConfig, on_ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT; call `on_ready` with the bound address once calls are taken."""
     service = DecodeService(config, load(config))
     share_interpreter()
+    raise_limit()
     watch_callbacks(asyncio.get_running_loop(), service.break_off)
     with Lifecycle() as lifecycle:
         lifecycle.before_exit(service.remove_files)

@@ -21,6 +21,7 @@ from common.kv.spans import SPAN_LAYOUT
 from common.model.prepare import prepare
 from common.runtime.boot import new_boot_id
 from common.runtime.clock import SystemClock
+from common.runtime.descriptors import raise_limit
 from common.runtime.invariants import watch_callbacks
 from common.runtime.lifecycle import Lifecycle
 from common.runtime.threads import share_interpreter
@@ -67,6 +68,7 @@ async def serve(config: PrefillConfig, on_ready: Callable[[str], None]) -> None:
     loaded = load(config)
     service = PrefillService(config, loaded)
     share_interpreter()
+    raise_limit()
     watch_callbacks(asyncio.get_running_loop(), service.break_off)
     with Lifecycle() as lifecycle:
         lifecycle.before_exit(service.remove_files)

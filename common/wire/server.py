@@ -11,6 +11,8 @@ context manager, which stops it without waiting.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,15 +29,34 @@ from grpc_reflection.v1alpha import (  # type: ignore[import-untyped]
 
 from common.errors import ConfigError
 from common.runtime.address import TCPAddress, UnixAddress, check_free, parse_address
+from common.runtime.descriptors import (
+    ScarcityWatch,
+    connection_limit,
+    descriptor_limit,
+    idle_limit_s,
+    num_left,
+)
+from common.telemetry.logging import log_fields
 from common.wire.call_limits import CallLimits
 from common.wire.interceptor import CallInterceptor, CallStatistics, OnInvariant
 from common.wire.library_log import quiet_meetings
+
+logger = logging.getLogger(__name__)
 
 MAX_STREAMS = 1024
 """Calls of one connection; a client keeps the next one until another has ended."""
 
 MAX_PENDING_CALLS = 100_000
 """Calls that have arrived and whose handler was not looked for; they wait for a turn of the loop."""
+
+MAX_CONNECTIONS = 1 << 20
+"""However many descriptors there are."""
+
+HANDSHAKE_MS = 10_000
+"""How long a new connection may take to say that it speaks HTTP/2."""
+
+LOOK_S = 0.5
+"""Seconds between two looks at the descriptors that are left."""
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # A second server on the same port must fail, not share its connections.
@@ -73,11 +94,13 @@ class Server:
     ) -> None:
         quiet_meetings()
         self._calls = CallInterceptor(CallLimits(limits), on_invariant)
-        self.grpc: grpc.aio.Server = grpc.aio.server(interceptors=[self._calls], options=SERVER_OPTIONS)
+        options = (*SERVER_OPTIONS, *connection_options(num_left()))
+        self.grpc: grpc.aio.Server = grpc.aio.server(interceptors=[self._calls], options=options)
         """Where servicers are added."""
 
         self._services = tuple(services)
         self._socket_paths: list[Path] = []
+        self._watch: asyncio.Task[None] | None = None
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         _add_reflection(self._services, self.grpc)
@@ -106,6 +129,7 @@ class Server:
         """Take calls on every bound address; health says NOT_SERVING until `mark_serving`."""
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self.grpc.start()
+        self._watch = asyncio.create_task(_watch_descriptors(), name="descriptors")
 
     async def mark_serving(self) -> None:
         """Tell clients and supervisors that the service works."""
@@ -123,6 +147,8 @@ class Server:
         """Take no more calls, let running ones end within `grace_s`, then cut them. Idempotent."""
         await self.shut_down()
         await self.grpc.stop(grace_s)
+        if self._watch is not None:
+            self._watch.cancel()
 
     def remove_sockets(self) -> None:
         """Remove the socket files at once, for a process that is about to end without stopping."""
@@ -164,6 +190,30 @@ def make_server(
 ) -> Server:
     """Return a server for the services with these full names; `limits` are those of `CallLimits`."""
     return Server(services, limits=limits, on_invariant=on_invariant)
+
+
+def connection_options(left: int) -> tuple[tuple[str, int], ...]:
+    """Return how many connections to take, and when to end idle ones, with so many descriptors left.
+
+    A connection with an open call, as a session is, counts as idle never; one that was not greeted does.
+    """
+    connections = connection_limit(left)
+    idle_ms = round(idle_limit_s(connections) * 1000)
+    return (
+        ("grpc.max_allowed_incoming_connections", min(connections, MAX_CONNECTIONS)),
+        ("grpc.max_connection_idle_ms", idle_ms),
+        ("grpc.server_handshake_timeout_ms", min(idle_ms, HANDSHAKE_MS)),
+    )
+
+
+async def _watch_descriptors() -> None:
+    """Log when few descriptors are left: clients are about to be refused without a status."""
+    watch = ScarcityWatch()
+    while True:
+        left = num_left()
+        if watch.is_due(left):
+            logger.warning("descriptors.scarce", extra=log_fields(left=left, limit=descriptor_limit()))
+        await asyncio.sleep(LOOK_S)
 
 
 def _add_reflection(services: Sequence[str], server: grpc.aio.Server) -> None:
