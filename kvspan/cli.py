@@ -27,7 +27,7 @@ from kvspan.bench.command import bench
 from kvspan.commands.check import check
 from kvspan.commands.command import EXIT_FAILED, EXIT_USAGE, CommandFailed
 from kvspan.commands.demo import demo
-from kvspan.commands.flags import SETTINGS, flag_name
+from kvspan.commands.flags import refusal_text
 from kvspan.commands.generate import generate
 from kvspan.commands.health import health
 from kvspan.commands.services import decode, prefill
@@ -142,12 +142,6 @@ def usage_text(error: click.ClickException) -> str:
     return (
         f"{text} It comes from {param.envvar}." if param and source is ParameterSource.ENVIRONMENT else text
     )
-
-
-def refusal_text(error: ConfigError) -> str:
-    """Return a refused setting by the name of its flag."""
-    name = flag_name(error.field) if error.field in SETTINGS else error.field
-    return f"{name}={error.value}: {error.problem}"
 
 
 def _print_any_text() -> None:

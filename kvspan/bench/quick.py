@@ -88,7 +88,7 @@ async def _open(
             address, _ = await pair.read_addresses()
             await wait_serving(address, DECODE_SERVICE)
     except ChildEnded as ended:
-        raise CommandFailed(str(ended)) from ended
+        raise ended.failure() from ended
     except TimeoutError:
         raise CommandFailed(f"no session within {READY_LIMIT_S:g} s") from None
     client = await stack.enter_async_context(AsyncClient(address))

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
+from common.errors import ConfigError
 from common.settings import ServiceConfig, setting_text
 from decode_service.config import DecodeConfig
 from prefill_service.config import PrefillConfig
@@ -75,6 +76,12 @@ def arguments_of(config: ServiceConfig) -> list[str]:
             parts = value if isinstance(value, tuple) else (value,)
             line += [f"{flag_name(field.name)}={setting_text(field, part)}" for part in parts]
     return line
+
+
+def refusal_text(error: ConfigError) -> str:
+    """Return a refused setting by the name of its flag."""
+    name = flag_name(error.field) if error.field in SETTINGS else error.field
+    return f"{name}={error.value}: {error.problem}"
 
 
 def _option(field: dataclasses.Field[Any], default: Any) -> Callable[[F], F]:

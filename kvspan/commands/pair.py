@@ -25,10 +25,8 @@ from typing import Any, Self
 from common.errors import ConfigError
 from common.preflight import no_temporary
 from common.runtime.address import MAX_PATH_BYTES
-from kvspan.commands.command import EXIT_FAILED, EXIT_OK
-from kvspan.commands.services import PARENT_FLAG
-
-READY = "ready "
+from kvspan.commands.command import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CommandFailed
+from kvspan.commands.services import PARENT_FLAG, READY, REFUSED
 
 HURRY_LIMIT_S, HURRY_INTERVAL_S = 3.0, 0.05
 """How long a child that is told again and again may take to end, and the pause between two signals, which
@@ -65,18 +63,28 @@ def socket_folder() -> Iterator[str]:
 class ChildEnded(Exception):
     """A child ended although nobody asked it to."""
 
-    def __init__(self, name: str, returncode: int) -> None:
+    def __init__(self, name: str, returncode: int, refusal: str = "") -> None:
         self.name = name
         self.returncode = returncode
+        self.refusal = refusal
         super().__init__(f"{name} ended with {_ending(returncode)}")
+
+    def failure(self) -> CommandFailed:
+        """Return what the operator is told: what the child could not do, once for both children."""
+        if self.refusal:
+            return CommandFailed(self.refusal, EXIT_USAGE)
+        return CommandFailed(f"{self}; the pair ends with it")
 
 
 class Child:
-    """One service process; its logs go to our stderr, its `ready` line comes through a pipe."""
+    """One service process; its logs go to our stderr, whether it is ready or refuses comes through a pipe."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name = name
         self._process = process
+        self._address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._refusal = ""
+        self._reading = asyncio.create_task(self._read())
 
     @classmethod
     async def start(cls, name: str, command: Sequence[str]) -> Self:
@@ -93,16 +101,26 @@ class Child:
 
     async def read_address(self) -> str:
         """Return the address of the `ready` line; raise ChildEnded when the child ends without one."""
+        # Not awaited themselves: whoever gives up waiting must not end the reading.
+        ends: set[asyncio.Future[Any]] = {self._address, self._reading}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if self._address.done():
+            return self._address.result()
+        raise await self.ended()
+
+    async def ended(self) -> ChildEnded:
+        """Return how the child ended, once it has."""
+        await asyncio.wait({self._reading})
+        return ChildEnded(self.name, await self._process.wait(), self._refusal)
+
+    async def _read(self) -> None:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             text = line.decode().strip()
-            if text.startswith(READY):
-                return text.removeprefix(READY)
-        raise ChildEnded(self.name, await self._process.wait())
-
-    async def wait(self) -> int:
-        """Return the exit code once the child has ended."""
-        return await self._process.wait()
+            if text.startswith(READY) and not self._address.done():
+                self._address.set_result(text.removeprefix(READY))
+            elif text.startswith(REFUSED):
+                self._refusal = text.removeprefix(REFUSED)
 
     def kill(self) -> None:
         """End the child at once, if it lives."""
@@ -117,6 +135,7 @@ class Child:
         if hurry.is_set():
             await self._end_at_once()
         self.kill()
+        await asyncio.wait({self._reading})
         return await self._process.wait()
 
     async def _end_at_once(self) -> None:
@@ -221,7 +240,7 @@ class Pair:
         self._hurry.set()
 
     async def _watch(self, child: Child) -> None:
-        raise ChildEnded(child.name, await child.wait())
+        raise await child.ended()
 
 
 async def _cancel(tasks: Sequence[asyncio.Future[Any]]) -> None:

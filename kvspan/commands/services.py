@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
+from common.errors import ConfigError
 from common.preflight import check_host
 from common.runtime import end_with_parent
 from common.settings import ServiceConfig
 from common.telemetry.logging import configure_logging
 from decode_service.config import DecodeConfig
-from kvspan.commands.command import EXIT_FAILED, EXIT_OK
-from kvspan.commands.flags import make_config, settings_of
+from kvspan.commands.command import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from kvspan.commands.flags import make_config, refusal_text, settings_of
 from prefill_service.config import PrefillConfig
+
+READY, REFUSED = "ready ", "refused "
+"""How the lines begin that a service writes to stdout."""
 
 PARENT_FLAG = "--end-with-parent"
 """Given by `up` to its children, with its own process id."""
@@ -35,9 +40,10 @@ def prefill(parent_pid: int | None, **given: Any) -> int:
     check_host(config)
     if not _is_wanted("prefill", config, parent_pid):
         return EXIT_FAILED
-    from prefill_service.app import serve
+    with _told_parent(parent_pid):
+        from prefill_service.app import serve
 
-    return _run_service(serve(config, announce))
+        return _run_service(serve(config, announce))
 
 
 @click.command("decode")
@@ -49,14 +55,27 @@ def decode(parent_pid: int | None, **given: Any) -> int:
     check_host(config)
     if not _is_wanted("decode", config, parent_pid):
         return EXIT_FAILED
-    from decode_service.app import serve
+    with _told_parent(parent_pid):
+        from decode_service.app import serve
 
-    return _run_service(serve(config, announce))
+        return _run_service(serve(config, announce))
 
 
 def announce(address: str) -> None:
     """Tell on stdout that a service serves at `address`; whoever started the process waits for this line."""
-    print(f"ready {address}", flush=True)
+    print(f"{READY}{address}", flush=True)
+
+
+@contextmanager
+def _told_parent(parent_pid: int | None) -> Iterator[None]:
+    """Leave it to the parent to say what is refused: both services of a pair would say the same."""
+    try:
+        yield
+    except ConfigError as error:
+        if parent_pid is None:
+            raise
+        print(f"{REFUSED}{' '.join(refusal_text(error).split())}", flush=True)
+        raise click.exceptions.Exit(EXIT_USAGE) from error
 
 
 def _is_wanted(name: str, config: ServiceConfig, parent_pid: int | None) -> bool:

@@ -19,7 +19,7 @@ from common.preflight import check_host
 from common.runtime import Lifecycle
 from common.settings import SECONDS
 from decode_service.config import DecodeConfig
-from kvspan.commands.command import EXIT_FAILED, EXIT_USAGE, CommandFailed
+from kvspan.commands.command import CommandFailed
 from kvspan.commands.flags import arguments_of, make_config, settings_of
 from kvspan.commands.pair import ChildEnded, Pair, PairPlan, service_command, socket_folder
 from kvspan.commands.remote import DECODE_SERVICE, told_failures, wait_serving
@@ -104,8 +104,7 @@ async def run_pair(
                 with told_failures():
                     return await pair.run(lifecycle.ending, announce)
             except ChildEnded as ended:
-                exit_code = EXIT_USAGE if ended.returncode == EXIT_USAGE else EXIT_FAILED
-                raise CommandFailed(f"{ended}; the pair ends with it", exit_code) from ended
+                raise ended.failure() from ended
             except TimeoutError:
                 raise CommandFailed(f"no session within {ready_timeout_s:g} s; the pair ends") from None
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
+from kvspan.commands.command import EXIT_USAGE
 from kvspan.commands.pair import ChildEnded, Pair, PairPlan, socket_folder
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("leak_check")]
@@ -99,6 +100,18 @@ async def test_child_that_ends_before_it_is_ready_is_named(tmp_path: Path) -> No
     async with Pair(make_plan(tmp_path / "log", decode=killed)) as pair:
         with pytest.raises(ChildEnded, match="decode ended with signal SIGKILL"):
             await pair.read_addresses()
+
+
+async def test_what_a_child_refuses_is_told_once_by_the_pair(tmp_path: Path) -> None:
+    """Both would refuse the same model: neither says so itself, and exit code 2 comes through."""
+    refusing = "print('refused --model=x: no such folder'); raise SystemExit(2)"
+
+    with pytest.raises(ChildEnded) as ended:
+        async with Pair(make_plan(tmp_path / "log", decode=refusing, prefill=refusing)) as pair:
+            await pair.run(asyncio.Event(), nothing)
+
+    failure = ended.value.failure()
+    assert (str(failure), failure.exit_code) == ("--model=x: no such folder", EXIT_USAGE)
 
 
 async def test_failure_to_announce_ends_the_pair(tmp_path: Path) -> None:
