@@ -137,6 +137,8 @@ class PeerConnection:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise PeerUnavailable("it does not answer") from error
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise PeerUnavailable("what answers there is no prefill service") from error
             raise
         offer = capabilities_from_proto(require_readable(answer))
         self._boot_id = offer.boot_id

@@ -150,6 +150,22 @@ async def test_a_peer_whose_capabilities_do_not_fit_costs_no_slab(
     assert prefill.num_refused == 0
 
 
+async def test_another_service_at_the_address_is_told_apart(tmp_path: Path, slab_dir: Path) -> None:
+    """Whoever gave the address of a decode service sees it in the status."""
+    server = make_server([])
+    address = server.listen(f"unix:{tmp_path}/other.sock")
+    async with server:
+        await server.start()
+        peer = PrefillPeer(address, make_config(slab_dir), cast("SessionContext", None))
+        running = asyncio.create_task(peer.run())
+        await wait_until(lambda: "no prefill service" in str(peer.problem) or running.done())
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    assert peer.problem is not None
+    assert peer.problem.text == "what answers there is no prefill service"
+
+
 async def test_the_same_problem_is_logged_once(
     tmp_path: Path, slab_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
