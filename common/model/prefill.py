@@ -41,23 +41,6 @@ _WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16))
 """Widest first: the fewer the elements, the faster numpy copies a row."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillStatistics:
-    """What a `ChunkedPrefill` has done and holds."""
-
-    prompts: int
-    """Prompts finished, cancelled and failed ones not counted."""
-
-    chunks: int
-    """Forward passes, those of cancelled prompts included."""
-
-    tokens: int
-    """Tokens computed, those of cancelled prompts included."""
-
-    store_bytes: int
-    """Address space of the working store; only touched by prompts of more than one chunk."""
-
-
 class ChunkedPrefill:
     """Computes the KV and the last logits of one prompt at a time."""
 
@@ -73,7 +56,6 @@ class ChunkedPrefill:
         self._chunk_tokens = chunk_tokens
         self._max_prompt_tokens = max_prompt_tokens
         self._store = _WorkingStore(geometry, model, chunk_tokens, max_prompt_tokens)
-        self._prompts = self._chunks = self._tokens = 0
 
     @property
     def chunk_tokens(self) -> int:
@@ -106,12 +88,12 @@ class ChunkedPrefill:
                 output = self._forward(ids_1T, chunk, cache)
                 cache.check_complete()
             logits: Logits = output.logits[0, -1].float().cpu().numpy()
-        self._prompts += 1
         return logits
 
-    def statistics(self) -> PrefillStatistics:
-        """Return totals since construction."""
-        return PrefillStatistics(self._prompts, self._chunks, self._tokens, self._store.num_bytes)
+    @property
+    def store_bytes(self) -> int:
+        """Address space of the working store; only touched by prompts of more than one chunk."""
+        return self._store.num_bytes
 
     def _check(self, token_ids: Sequence[int], first_token: int) -> None:
         if not 0 <= first_token <= len(token_ids) or not token_ids:
@@ -120,8 +102,6 @@ class ChunkedPrefill:
             raise PromptTooLong("max_prompt_tokens", len(token_ids), self._max_prompt_tokens)
 
     def _forward(self, ids_1T: Tensor, chunk: Range, cache: _ChunkCache) -> Any:
-        self._chunks += 1
-        self._tokens += len(chunk)
         positions_1T = torch.arange(chunk.start, chunk.stop, device=ids_1T.device)[None]
         try:
             return self._model(

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -36,22 +35,6 @@ class Kind(enum.IntEnum):
     VALUES = 1
 
 
-@dataclass(frozen=True, slots=True)
-class StorageStatistics:
-    """How much memory the pages take."""
-
-    num_pages: tuple[int, ...]
-    """Pages of each group."""
-
-    group_bytes: tuple[int, ...]
-    """Bytes of each group over all its layers."""
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes over all groups."""
-        return sum(self.group_bytes)
-
-
 class PagedStorage:
     """Owns the bytes of every page."""
 
@@ -59,7 +42,6 @@ class PagedStorage:
         groups = geometry.groups
         if len(num_pages) != len(groups) or min(num_pages) < 1:
             raise ValueError(f"{len(groups)} groups need a page each at least, got {tuple(num_pages)}")
-        self._num_pages = tuple(num_pages)
         self._tensors = tuple(
             _touched(group, pages * geometry.page_tokens)
             for group, pages in zip(groups, num_pages, strict=True)
@@ -75,10 +57,6 @@ class PagedStorage:
         """Return keys and values of one layer [R, H, D]: views."""
         keys_RHD, values_RHD = self._tensors[group_index][group_layer]
         return keys_RHD, values_RHD
-
-    def statistics(self) -> StorageStatistics:
-        """Return the sizes, which never change."""
-        return StorageStatistics(self._num_pages, tuple(array.nbytes for array in self._bytes))
 
 
 def _touched(group: GroupGeometry, num_rows: int) -> Tensor:

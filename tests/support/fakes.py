@@ -18,7 +18,7 @@ from common.kv.geometry import GroupGeometry, KVGeometry
 from common.kv.ranges import Range
 from common.kv.writer import KVWriter, Rows
 from decode_service.cache.storage import Kind
-from decode_service.generate.backends.base import BackendDescription, BackendStatistics, LaneStep
+from decode_service.generate.backends.base import BackendDescription, LaneStep
 from prefill_service.engines.base import EngineDescription
 
 
@@ -118,7 +118,3 @@ class CountingBackend:
             for lane in batch
         ]
         return torch.from_numpy(np.stack(rows))
-
-    def statistics(self) -> BackendStatistics:
-        """See `DecodeBackend`."""
-        return BackendStatistics(len(self.batches), sum(map(len, self.batches)))

@@ -40,17 +40,6 @@ class BackendDescription:
     """What decides the bits of the logits."""
 
 
-@dataclass(frozen=True, slots=True)
-class BackendStatistics:
-    """What a backend has computed since construction."""
-
-    steps: int
-    """Forward passes."""
-
-    tokens: int
-    """Tokens over all steps; tokens / steps is the mean number of lanes."""
-
-
 class DecodeBackend(Protocol):
     """Computes steps, on one thread at a time."""
 
@@ -63,6 +52,3 @@ class DecodeBackend(Protocol):
         A row is a function of its own sequence: not of its neighbours, its place in the batch, or where its
         pages lie. Raises EngineFailed; the KV of the batch's own positions is then undefined, no other is.
         """
-
-    def statistics(self) -> BackendStatistics:
-        """Return totals since construction."""

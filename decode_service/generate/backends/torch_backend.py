@@ -28,7 +28,7 @@ from common.kv.ranges import Range
 from common.model import attention
 from decode_service.cache.storage import PagedStorage
 from decode_service.cache.tables import PageTable
-from decode_service.generate.backends.base import BackendDescription, BackendStatistics, LaneStep
+from decode_service.generate.backends.base import BackendDescription, LaneStep
 
 Runs = tuple[tuple[int, int], ...]
 """(first row, number of rows) of one sequence, in order of its positions."""
@@ -59,7 +59,6 @@ class TorchBackend:
             for group in self._groups
             for group_layer, layer_index in enumerate(group.layer_indices)
         }
-        self._steps = self._tokens = 0
 
     def describe(self) -> BackendDescription:
         """Return what this backend can do."""
@@ -71,17 +70,11 @@ class TorchBackend:
             raise ValueError(f"a step has 1 to {self._description.max_lanes} lanes, got {len(batch)}")
         plans = [_GroupPlan(group, batch) for group in self._groups]
         cache = _StepCache(self._layers, plans)
-        self._steps += 1
-        self._tokens += len(batch)
         with torch.inference_mode():
             output = self._forward(batch, cache)
             cache.check_complete()
             logits: Tensor = output.logits[:, -1].float()
         return logits
-
-    def statistics(self) -> BackendStatistics:
-        """Return totals since construction."""
-        return BackendStatistics(self._steps, self._tokens)
 
     def _forward(self, batch: Sequence[LaneStep], cache: _StepCache) -> Any:
         try:

@@ -144,17 +144,16 @@ def test_prefill_ends_and_stays_usable_when_cancelled(hybrid: TinyModel, call: i
 
     assert len(writer.writes) == call - 1
     assert run(prefill, prompt) == run(make_prefill(hybrid), prompt)
-    assert prefill.statistics().prompts == 1
 
 
 def test_prefill_refuses_what_is_too_long(hybrid: TinyModel) -> None:
     """The limit is told with the numbers, before anything is computed."""
-    prefill = make_prefill(hybrid)
+    writer = RecordingWriter()
 
     with pytest.raises(PromptTooLong, match="151"):
-        run(prefill, make_prompt(151))
+        make_prefill(hybrid).prefill(make_prompt(151), 0, writer, lambda: False)
 
-    assert prefill.statistics().chunks == 0
+    assert writer.writes == []
 
 
 def test_prefill_fails_by_name_when_a_token_is_unknown(hybrid: TinyModel) -> None:
@@ -174,11 +173,11 @@ def test_working_store_is_bounded_by_window_and_longest_prompt(hybrid: TinyModel
     prefill = make_prefill(hybrid)
     row_bytes = 2 * 2 * 16 * 4
     expected = row_bytes * (MAX_PROMPT + 5 * (23 + CHUNK))
-    before = prefill.statistics().store_bytes
+    before = prefill.store_bytes
 
     run(prefill, make_prompt(MAX_PROMPT))
 
-    assert before == prefill.statistics().store_bytes == expected
+    assert before == prefill.store_bytes == expected
 
 
 def test_rows_are_the_widest_words_that_fit() -> None:
