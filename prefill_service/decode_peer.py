@@ -4,8 +4,8 @@ Theory of operation: messages in, actions out, one stream. Everything here runs 
 `_seal_from_engine`, which the engine's thread calls. The peer outlives its stream by as long as the engine
 still writes into its slab: the memory is unmapped on `SlabIdle`, never earlier (rule 4).
 
-Ownership: made by the servicer per stream; owns the mapping of the slab, the timers of its jobs and the
-queue of messages to send.
+Ownership: made by the servicer per stream; owns the mapping of the slab, its jobs and the queue of messages
+to send. Not here: how long jobs may take, whose turn comes when (`peer_jobs.py`).
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from common.telemetry.logging import log_fields
 from prefill_service.credit import CreditStatistics
 from prefill_service.job import Job, JobResult
 from prefill_service.journaling import PrefillJournal
+from prefill_service.peer_jobs import PeerJobs
 from prefill_service.queue import JobQueue
 from prefill_service.span_writer import SlotTarget
 from prefill_service.totals import Totals
@@ -82,9 +83,8 @@ class DecodePeer:
         self._log = TransferLog(number, context.totals)
         self._slab: SlabSegment | None = None
         self._to_map: SlabHandle | None = None
-        self._jobs: dict[int, Job] = {}
-        self._timers: dict[int, asyncio.TimerHandle] = {}
-        # Invariant: _jobs and _timers have the ids of the jobs the machine counts as live.
+        self._jobs = PeerJobs(context.queue, self._expire)
+        # Invariant: holds the jobs that the machine counts as live.
         self._outgoing: asyncio.Queue[PrefillMessage | None] = asyncio.Queue()
         # Invariant: at most MAX_UNSAID answers wait, beside the spans and ends of live jobs.
         self._was_taken = asyncio.Event()
@@ -115,19 +115,16 @@ class DecodePeer:
 
     def credit_statistics(self) -> tuple[CreditStatistics, ...]:
         """Return how the rings of the jobs that have one are used now."""
-        return tuple(job.ring.statistics() for job in self._jobs.values() if job.ring)
+        return self._jobs.credit_statistics()
 
     def check_integrity(self) -> None:
         """Raise `InvariantViolation` when session, jobs, log and rings do not agree."""
         self._session.check_integrity()
-        held = len(self._jobs), len(self._timers), self._log.num_live
         num_jobs = self._session.statistics().num_jobs
+        self._jobs.check_integrity(num_jobs)
         num_heard = 0 if self._session.state is PrefillState.CLOSED else num_jobs
-        if held != (num_jobs, num_jobs, num_heard):
-            raise InvariantViolation(f"{num_jobs} jobs, but (jobs, timers, in the log) are {held}")
-        for job in self._jobs.values():
-            if job.ring is not None:
-                job.ring.check_integrity()
+        if self.num_unanswered != num_heard:
+            raise InvariantViolation(f"{num_heard} jobs to be answered, {self.num_unanswered} in the log")
 
     async def wait_heard(self) -> None:
         """Wait until the peer has taken enough of what was said; one that does not read is not heard."""
@@ -197,33 +194,14 @@ class DecodePeer:
     def finish(self, job: Job, outcome: JobResult | KVSpanError) -> None:
         """A started job has ended, well or badly, and writes no more."""
         transfer_id = job.target.start.transfer_id
-        self._judge(job, outcome)
-        self._forget(transfer_id)
+        self._journal.drained(transfer_id)
+        self._jobs.ended(job, outcome)
         if isinstance(outcome, JobResult):
             timings = outcome.timings
             actions = self._session.engine_finished(transfer_id, outcome.totals, outcome.logits, timings)
         else:
             actions = self._session.engine_failed(transfer_id, outcome)
         self._carry_out(actions)
-
-    def _judge(self, job: Job, outcome: JobResult | KVSpanError) -> None:
-        """Decide whose turn comes when, by how a job of this session held the engine."""
-        if job.ring is not None and job.ring.statistics().num_waits:
-            counts = job.ring.statistics()
-            waits = {"waits": counts.num_waits, "waited_s": round(counts.waited_ns / 1e9, 3)}
-            logger.info("credit.waited", extra=log_fields(**job.names, **waits))
-        match outcome:
-            case LeaseExpired():
-                self._put_last(job)
-            case JobResult() if self._context.queue.put_in_turn(self._number):
-                logger.info("session.put_in_turn", extra=log_fields(**job.names))
-            case _:
-                pass
-
-    def _put_last(self, job: Job) -> None:
-        """Let the other sessions go first until a job of this one ends well."""
-        if self._context.queue.put_last(self._number):
-            logger.warning("session.put_last", extra=log_fields(**job.names))
 
     def _seal_from_engine(self, span: Span) -> None:
         """Hand a final span to the event loop; on the engine's thread."""
@@ -244,11 +222,12 @@ class DecodePeer:
                 case Enqueue(start):
                     self._enqueue(start)
                 case Dequeue(transfer_id):
-                    self._dequeue(transfer_id)
+                    self._journal.drained(transfer_id)
+                    self._jobs.withdraw(transfer_id)
                 case StopEngine(transfer_id):
-                    self._jobs[transfer_id].give_up()
+                    self._jobs.give_up(transfer_id)
                 case ReturnCredit(transfer_id, sequence):
-                    self._jobs[transfer_id].return_credit(sequence)
+                    self._jobs.return_credit(transfer_id, sequence)
                 case SlabIdle():
                     self._release_slab()
 
@@ -256,31 +235,10 @@ class DecodePeer:
         assert self._slab is not None
         memory = self._slab.view(start.slot_offset, start.slot_size)
         target = SlotTarget(start, memory, self._session.agreement.digest, self._seal_from_engine)
-        job = Job(self, target, self._context.clock.now_ns(), self._context.credit_wait_s)
-        self._jobs[start.transfer_id] = job
-        timer = self._loop.call_later(start.time_limit_s, self._expire, start)
-        self._timers[start.transfer_id] = timer
-        self._context.queue.put(job)
+        self._jobs.add(Job(self, target, self._context.clock.now_ns(), self._context.credit_wait_s))
 
-    def _dequeue(self, transfer_id: int) -> None:
-        job = self._jobs[transfer_id]
-        self._context.queue.remove(job.key)
-        job.target.memory.release()
-        self._forget(transfer_id)
-
-    def _expire(self, start: StartPrefill) -> None:
-        # A job that was computed or queued until its limit came too late, and is no fault of its session; one
-        # that waits for credit has kept the engine from others.
-        job = self._jobs[start.transfer_id]
-        if job.is_waiting:
-            self._put_last(job)
-        error = LeaseExpired(f"prefill did not end within {start.time_limit_s:.1f} s")
-        self._carry_out(self._session.expire(start.transfer_id, error))
-
-    def _forget(self, transfer_id: int) -> None:
-        self._journal.drained(transfer_id)
-        self._jobs.pop(transfer_id)
-        self._timers.pop(transfer_id).cancel()
+    def _expire(self, transfer_id: int, error: LeaseExpired) -> None:
+        self._carry_out(self._session.expire(transfer_id, error))
 
     def _release_slab(self) -> None:
         if self._slab is not None:

@@ -229,12 +229,12 @@ async def test_a_job_without_its_timer_is_found(desk: PeerDesk) -> None:
     """It could hold its slot for ever."""
     await desk.greet()
     await desk.start(21)
-    timer = desk.peer._timers.pop(21)
+    timer = desk.peer._jobs._timers.pop(21)
 
-    with pytest.raises(InvariantViolation, match=r"1 jobs, but \(jobs, timers, in the log\) are \(1, 0, 1\)"):
+    with pytest.raises(InvariantViolation, match=r"1 jobs live, but \(jobs, timers\) are \(1, 0\)"):
         desk.peer.check_integrity()
 
-    desk.peer._timers[21] = timer
+    desk.peer._jobs._timers[21] = timer
 
 
 async def test_closing_with_queued_jobs_frees_the_slab_at_once(desk: PeerDesk) -> None:

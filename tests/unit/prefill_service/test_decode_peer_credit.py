@@ -128,7 +128,7 @@ async def test_a_session_that_keeps_the_engine_waiting_until_a_time_limit_goes_l
     await ring.next_span()
     await ring.until_waiting()
 
-    ring.desk.peer._expire(ring.job.target.start)  # as its timer does
+    ring.desk.peer._jobs._expire(ring.job)  # as its timer does
     await ring.run
 
     (failed,) = await ring.desk.said(1)
