@@ -1,8 +1,8 @@
 """The jobs of one session that have not ended: their places in the queue, their time, and how they end.
 
 Theory of operation: a job is added to the queue of all sessions with a timer of its own, and is let go of
-once: withdrawn from the queue, or ended by the engine. How it held the engine decides whose turn comes when: a
-session whose job waited for credit in vain goes last until a job of it is done.
+once: withdrawn from the queue, or ended by the engine. How it held the engine decides whose turn comes when:
+a session whose job waited for credit in vain goes last until a job of it is done.
 
 Ownership: one per stream; owns the timers; event loop only.
 Not here: which jobs may live and what their peer hears (`common/session/prefill_side.py`).

@@ -18,6 +18,7 @@ from kvspan.v1 import transfer_pb2_grpc
 from prefill_service.decode_peer import DecodePeer, PeerContext
 from prefill_service.engine_loop import EngineLoop
 from prefill_service.status import status_to_proto
+from prefill_service.totals import Totals
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,11 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
     def peers(self) -> tuple[DecodePeer, ...]:
         """Peers whose slab is mapped or whose stream is open."""
         return tuple(self._peers.values())
+
+    @property
+    def totals(self) -> Totals:
+        """Counts since start."""
+        return self._context.totals
 
     def check_integrity(self) -> None:
         """Raise `InvariantViolation` when what sessions, queue and totals count does not agree."""
