@@ -24,8 +24,7 @@ def check_host(config: ServiceConfig) -> None:
     if source.folder is not None:
         check_complete(config.model, source.folder)
     _check_temporary()
-    if not Path(config.slab_dir).is_dir():
-        raise ConfigError("slab_dir", config.slab_dir, "is not a directory")
+    _check_slab_dir(config.slab_dir, config.slab_space_bytes)
     if config.journal:
         _check_file("journal", Path(config.journal))
     check_free("listen", parse_address("listen", config.listen))
@@ -43,6 +42,20 @@ def no_temporary(error: OSError) -> ConfigError:
     """Return the refusal of a host without a directory for temporary files."""
     problem = f"{error.strerror}; let it name a directory that can be written, or mount a tmpfs on /tmp"
     return ConfigError("TMPDIR", os.environ.get("TMPDIR", ""), problem)
+
+
+def _check_slab_dir(directory: str, num_bytes: int) -> None:
+    """Raise `ConfigError` unless `directory` can be used, and written when slabs are made there."""
+    if not Path(directory).is_dir():
+        raise ConfigError("slab_dir", directory, "is not a directory")
+    mode = os.R_OK | os.X_OK | (os.W_OK if num_bytes else 0)
+    if not os.access(directory, mode):
+        raise ConfigError("slab_dir", directory, f"cannot be used by user {os.geteuid()}: Permission denied")
+    space = os.statvfs(directory)
+    free = space.f_bavail * space.f_frsize
+    if num_bytes > free:
+        problem = f"has {free} bytes free, slabs take {num_bytes}; see --slab-bytes"
+        raise ConfigError("slab_dir", directory, problem)
 
 
 def _check_file(field: str, path: Path) -> None:

@@ -169,6 +169,11 @@ class ServiceConfig:
     log_json: bool = setting(click.BOOL, "", "log one JSON object a line, and nothing else on stderr", False)
     # fmt: on
 
+    @property
+    def slab_space_bytes(self) -> int:
+        """Bytes that the slab directory must have room for; slabs are made by decode."""
+        return 0
+
     def __post_init__(self) -> None:
         """Raise `ConfigError` for a rule between fields that is broken."""
         is_whole = self.chunk_tokens % self.page_tokens == 0

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from common.errors import InvariantViolation, KVSpanError
+from common.errors import ConfigError, InvariantViolation, KVSpanError
+from common.kv.geometry import KVGeometry
 from common.model.prepare import Prepared, prepare
 from common.runtime.boot import new_boot_id
 from common.runtime.clock import SystemClock
 from common.runtime.descriptors import raise_limit
 from common.runtime.invariants import watch_callbacks
 from common.runtime.lifecycle import Lifecycle
+from common.runtime.memory import available_bytes
 from common.runtime.threads import share_interpreter
 from common.session.messages import Hello, SlabHandle, TransferMode
 from common.session.negotiation import PROTOCOL_VERSIONS
@@ -34,7 +36,7 @@ from decode_service.api.status import Facts, Reporter, Sources
 from decode_service.api.validation import RequestLimits, RequestReader
 from decode_service.cache.admission import Admission
 from decode_service.cache.cache import KVCache
-from decode_service.cache.spec import pool_pages
+from decode_service.cache.spec import page_bytes, pool_pages
 from decode_service.cache.storage import PagedStorage
 from decode_service.config import DecodeConfig
 from decode_service.core import DecodeCore, LossPolicy, Owners
@@ -93,9 +95,20 @@ def load(config: DecodeConfig) -> Loaded:
     ready = prepare(config, config.cache_tokens, config.lanes)
     geometry = ready.loaded.geometry
     num_pages = pool_pages(geometry, config.cache_tokens, config.lanes)
+    _check_room(config, geometry, num_pages)
     storage = PagedStorage(geometry, num_pages)
     backend = TorchBackend(ready.loaded.model, geometry, storage, config.lanes)
     return Loaded(ready, backend, storage, num_pages)
+
+
+def _check_room(config: DecodeConfig, geometry: KVGeometry, num_pages: Sequence[int]) -> None:
+    """Raise `ConfigError` when the cache cannot fit into memory: all of it is touched at once."""
+    sizes = [page_bytes(group, geometry.page_tokens) for group in geometry.groups]
+    needed = sum(size * pages for size, pages in zip(sizes, num_pages, strict=True))
+    room = available_bytes()
+    if room is not None and needed > room:
+        problem = f"the cache takes {needed >> 20} MiB of memory, {room >> 20} MiB are available"
+        raise ConfigError("cache_tokens", config.cache_tokens, problem)
 
 
 class DecodeService:

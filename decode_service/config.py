@@ -45,6 +45,11 @@ class DecodeConfig(ServiceConfig):
         SECONDS, "SECONDS", "longest life of a request; a client may ask for less", 600.0)
     # fmt: on
 
+    @property
+    def slab_space_bytes(self) -> int:
+        """Bytes of the slabs of all peers."""
+        return self.slab_bytes * len(self.prefill)
+
     def __post_init__(self) -> None:
         """Raise `ConfigError` for a rule between fields that is broken."""
         # Not super(): a class with slots is made twice, and super() would mean the first one.

@@ -51,9 +51,7 @@ def available_cores() -> float:
 
 def quota_cores(root: Path, membership: Path) -> float | None:
     """Return the tightest quota between the control group named in `membership` and `root`; None without."""
-    group = _own_group(root, membership)
-    levels = [group, *group.parents]
-    quotas = [_read_quota(level / "cpu.max") for level in levels if level.is_relative_to(root)]
+    quotas = [_read_quota(level / "cpu.max") for level in group_levels(root, membership)]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
@@ -63,6 +61,12 @@ def parse_cpu_max(text: str) -> float | None:
     if quota == "max" or not period:
         return None
     return int(quota) / int(period)
+
+
+def group_levels(root: Path, membership: Path) -> list[Path]:
+    """Return the directories of this process's version 2 group and of all groups above it, up to `root`."""
+    group = _own_group(root, membership)
+    return [level for level in (group, *group.parents) if level.is_relative_to(root)]
 
 
 def _own_group(root: Path, membership: Path) -> Path:

@@ -218,7 +218,7 @@ def sweep(directory: Path) -> tuple[str, ...]:
     try:
         names = sorted(filter(_NAME.fullmatch, os.listdir(directory)))
     except OSError as error:
-        raise ConfigError("slab_directory", directory, error.strerror or str(error)) from error
+        raise ConfigError("slab_dir", directory, error.strerror or str(error)) from error
     return tuple(name for name in names if _remove_if_dead(directory / name))
 
 
@@ -247,11 +247,11 @@ def _create_locked(directory: Path, random_bytes: Callable[[int], bytes]) -> tup
         except FileExistsError:
             continue
         except OSError as error:
-            raise ConfigError("slab_directory", directory, error.strerror or str(error)) from error
+            raise ConfigError("slab_dir", directory, error.strerror or str(error)) from error
         if _try_lock(fd) and _is_same(path, _inode(os.fstat(fd))):
             return path, fd
         os.close(fd)
-    raise ConfigError("slab_directory", directory, f"no free name in {_CREATE_ATTEMPTS} attempts")
+    raise ConfigError("slab_dir", directory, f"no free name in {_CREATE_ATTEMPTS} attempts")
 
 
 def _reserve(fd: int, size_bytes: int, directory: Path) -> None:
@@ -259,7 +259,7 @@ def _reserve(fd: int, size_bytes: int, directory: Path) -> None:
         os.posix_fallocate(fd, 0, size_bytes)
     except OSError as error:
         if error.errno not in _NO_SPACE:
-            raise ConfigError("slab_directory", directory, error.strerror or str(error)) from error
+            raise ConfigError("slab_dir", directory, error.strerror or str(error)) from error
         os.ftruncate(fd, 0)
         space = os.statvfs(directory)
         free = f"{directory} has {space.f_bavail * space.f_frsize} bytes free"

@@ -89,7 +89,7 @@ async def test_g5_a_slab_directory_that_is_missing_is_an_error_at_start(
     """G5: a directory that is not there is named at start, and nothing of the service stays."""
     service = DecodeService(replace(dense[1], slab_dir=str(tmp_path / "none")), load(*dense).decode)
 
-    with pytest.raises(ConfigError, match="slab_directory"):
+    with pytest.raises(ConfigError, match="slab_dir="):
         await service.start()
 
 

@@ -73,3 +73,12 @@ def test_a_host_without_temporary_files_is_told_the_way_out(
 
     with pytest.raises(ConfigError, match=r"^TMPDIR=/no/such/folder: .*mount a tmpfs on /tmp$"):
         check_host(config)
+
+
+def test_slabs_must_find_room(config: DecodeConfig) -> None:
+    """Docker's /dev/shm has 64 MiB: found before a model is read, with both numbers."""
+    large = replace(config, slab_bytes=1 << 40, prefill=("unix:/a", "unix:/b"))
+
+    check_host(replace(large, prefill=()))
+    with pytest.raises(ConfigError, match=f"bytes free, slabs take {2 << 40}; see --slab-bytes"):
+        check_host(large)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.runtime.memory import trim_memory
+from common.runtime.memory import available_bytes, trim_memory
 
 BLOCK_BYTES = 100_000
 NUM_BLOCKS = 2000
@@ -32,3 +32,22 @@ def test_freed_memory_goes_back_to_the_system() -> None:
 
     assert len(kept) == BLOCK_BYTES
     assert before - anonymous_bytes() > BLOCK_BYTES * NUM_BLOCKS // 2
+
+
+def test_least_of_host_and_groups_is_what_can_be_taken(tmp_path: Path) -> None:
+    """A container is killed at its own limit, however much the host has; files that were read count not."""
+    meminfo, membership, inner = (
+        tmp_path / "meminfo",
+        tmp_path / "membership",
+        tmp_path / "cgroup" / "a" / "b",
+    )
+    meminfo.write_text("MemTotal:  900 kB\nMemAvailable:  700 kB\n")
+    membership.write_text("0::/a/b\n")
+    inner.mkdir(parents=True)
+    (inner / "memory.max").write_text("max\n")
+    (inner.parent / "memory.max").write_text("500000\n")
+    (inner.parent / "memory.stat").write_text("file 400000\nanon 300000\n")
+
+    assert available_bytes(meminfo, tmp_path / "cgroup", membership) == 200_000
+    assert available_bytes(meminfo, tmp_path / "none", membership) == 700 * 1024
+    assert available_bytes(tmp_path / "none", tmp_path / "none", membership) is None

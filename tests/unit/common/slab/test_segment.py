@@ -109,7 +109,7 @@ def test_create_is_refused_when_the_directory_is_missing(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="missing") as caught:
         SlabSegment.create(tmp_path / "missing", SIZE, "boot-7")
 
-    assert caught.value.field == "slab_directory"
+    assert caught.value.field == "slab_dir"
 
 
 def test_create_leaves_no_file_and_no_descriptor_when_mapping_fails(
