@@ -30,6 +30,7 @@ from common.session.messages import TransferMode
 from common.session.negotiation import PROTOCOL_VERSIONS, PrefillOffer
 from common.telemetry.journal import open_journal
 from common.telemetry.logging import log_fields
+from common.wire.interceptor import CallStatistics
 from common.wire.server import Server, make_server
 from kvspan.v1 import transfer_pb2_grpc
 from prefill_service.config import PrefillConfig
@@ -98,7 +99,7 @@ class PrefillService:
         self._journal = PrefillJournal(self._record)
         self._engine_loop = EngineLoop(loaded.engine, self._offer.granularity, self._queue, self._clock)
         self._servicer = PrefillServicer(
-            self._make_context(), self._engine_loop, loaded.linears, loaded.threads
+            self._make_context(), self._engine_loop, self._count_calls, loaded.linears, loaded.threads
         )
         self._server: Server | None = None
         self._engine_task: asyncio.Task[None] | None = None
@@ -171,6 +172,11 @@ class PrefillService:
             logger.info("service.stopped", extra=log_fields(peers=len(self._servicer.peers)))
         finally:
             self._record.close()
+
+    def _count_calls(self) -> CallStatistics:
+        """Return the counts of the server; asked by calls that it serves."""
+        assert self._server is not None
+        return self._server.statistics()
 
     def _make_context(self) -> PeerContext:
         return PeerContext(

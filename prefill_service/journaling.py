@@ -24,7 +24,7 @@ from common.session.messages import (
     StartPrefill,
     Welcome,
 )
-from common.telemetry.journal import Event, NullJournal, Recorder, span_fields
+from common.telemetry.journal import Event, JournalStatistics, NullJournal, Recorder, span_fields
 
 Fields = dict[str, Any]
 
@@ -34,6 +34,10 @@ class PrefillJournal:
 
     def __init__(self, journal: Recorder | None = None) -> None:
         self._journal: Recorder = journal or NullJournal()
+
+    def statistics(self) -> JournalStatistics | None:
+        """Return what this life has written; None when the journal is off."""
+        return self._journal.statistics()
 
     def service_started(self, geometry: KVGeometry) -> None:
         """The process begins to serve; nothing is held."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -13,6 +14,7 @@ from common.runtime.silence import SilenceWatch
 from common.runtime.tasks import first_end
 from common.telemetry.logging import log_fields
 from common.wire.convert import capabilities_to_proto, decode_message_from_proto, to_proto
+from common.wire.interceptor import CallStatistics
 from kvspan.v1 import transfer_pb2 as pb
 from kvspan.v1 import transfer_pb2_grpc
 from prefill_service.decode_peer import DecodePeer, PeerContext
@@ -24,13 +26,18 @@ logger = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+CountCalls = Callable[[], CallStatistics]
+
 
 class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
     """Serves sessions; the peers of ended streams stay listed until their slab is idle."""
 
-    def __init__(self, context: PeerContext, engine_loop: EngineLoop, linears: str, threads: int) -> None:
+    def __init__(
+        self, context: PeerContext, engine_loop: EngineLoop, calls: CountCalls, linears: str, threads: int
+    ) -> None:
         self._context = context
         self._engine_loop = engine_loop
+        self._calls = calls
         self._linears = linears
         self._threads = threads
         self._peers: dict[int, DecodePeer] = {}
@@ -50,7 +57,7 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
         self, request: pb.PrefillServiceGetStatusRequest, context: Context
     ) -> pb.PrefillServiceGetStatusResponse:
         """Tell what this service is doing now, also while it ends."""
-        return status_to_proto(self._context, self.peers, self._engine_loop.running)
+        return status_to_proto(self._context, self.peers, self._engine_loop.running, self._calls())
 
     async def Transfer(self, request_iterator: Any, context: Context) -> None:  # noqa: N802
         """Serve one session until either side ends it."""

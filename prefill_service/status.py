@@ -9,7 +9,9 @@ from google.protobuf.duration_pb2 import Duration
 from common.excerpt import printable
 from common.session.prefill_side import PrefillSessionStatistics
 from common.session.prefill_states import PrefillState
+from common.wire.convert_counts import calls_to_proto, journal_to_proto
 from common.wire.fields import duration
+from common.wire.interceptor import CallStatistics
 from kvspan.v1 import transfer_pb2 as pb
 from prefill_service.decode_peer import DecodePeer, PeerContext
 from prefill_service.job import Job
@@ -25,7 +27,7 @@ STATES = {
 
 
 def status_to_proto(
-    context: PeerContext, peers: Sequence[DecodePeer], running: Job | None
+    context: PeerContext, peers: Sequence[DecodePeer], running: Job | None, calls: CallStatistics
 ) -> pb.PrefillServiceGetStatusResponse:
     """Return what the service is doing now; on the event loop."""
     return pb.PrefillServiceGetStatusResponse(
@@ -34,6 +36,8 @@ def status_to_proto(
         num_queued=len(context.queue),
         running=None if running is None else _running(running, context.clock.now_ns()),
         totals=_totals(context.totals, [peer.statistics() for peer in peers]),
+        calls=calls_to_proto(calls),
+        journal=journal_to_proto(context.journal.statistics()),
     )
 
 

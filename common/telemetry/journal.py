@@ -118,6 +118,9 @@ class Recorder(Protocol):
     def close(self) -> None:
         """Write nothing from now on. Idempotent."""
 
+    def statistics(self) -> JournalStatistics | None:
+        """Return what this life has written; None when the journal is off."""
+
 
 class NullJournal:
     """A journal that is off."""

@@ -10,6 +10,7 @@ from common.session.identity import PeerIdentity
 from common.session.messages import TransferMode
 from common.session.negotiation import PROTOCOL_VERSIONS
 from common.telemetry.journal import Journal, NullJournal
+from common.wire.convert_counts import calls_to_proto, journal_to_proto
 from common.wire.convert_identity import IDENTITY, VERSIONS
 from common.wire.enums import DIGESTS, MODES
 from common.wire.interceptor import CallStatistics
@@ -91,7 +92,7 @@ class Reporter:
         """Return what the service is doing now."""
         sources = self._sources
         admission, steps = sources.admission.statistics(), sources.step_loop.statistics()
-        counts, calls = sources.core.counts, sources.calls()
+        counts = sources.core.counts
         return pb.GetStatusResponse(
             boot_id=self._facts.boot_id,
             peers=[_peer(peer) for peer in sources.peers],
@@ -113,16 +114,8 @@ class Reporter:
             num_tokens=steps.num_tokens,
             prompts_remote=counts.prompts_remote,
             prompts_local=counts.prompts_local,
-            calls=pb.CallCounts(exhausted=calls.num_exhausted, broken=calls.num_broken),
-            journal=self._journal(),
-        )
-
-    def _journal(self) -> pb.JournalStatus | None:
-        written = self._sources.journal.statistics()
-        if written is None:
-            return None
-        return pb.JournalStatus(
-            num_lines=written.num_lines, num_bytes=written.num_bytes, is_lost=written.is_lost
+            calls=calls_to_proto(sources.calls()),
+            journal=journal_to_proto(sources.journal.statistics()),
         )
 
     def _reservations(self) -> pb.ReservationCounts:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kvspan.commands.check import CALL_TIME_LIMIT_S
+from kvspan.commands.counts import own_lines
 from kvspan.commands.remote import call_prefill
 from kvspan.commands.values import rounded_size
 
@@ -38,6 +39,7 @@ def prefill_status_lines(status: PrefillServiceGetStatusResponse) -> Iterator[st
     yield f"sessions: {totals.sessions_opened} opened, {totals.sessions_ended} ended"
     yield f"ignored: {_ignored(totals.ignored)}"
     yield from _session_lines(status)
+    yield from own_lines(status)
 
 
 def _running(running: RunningPrefill) -> str:

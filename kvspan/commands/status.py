@@ -9,6 +9,7 @@ import click
 
 from common.settings import TARGET
 from kvspan.commands.command import EXIT_OK
+from kvspan.commands.counts import own_lines, unusual
 from kvspan.commands.generate import DEFAULT_TARGET
 from kvspan.commands.prefill_status import ask_prefill_status, prefill_status_lines
 from kvspan.commands.remote import told_failures
@@ -79,25 +80,14 @@ def status_lines(status: GetStatusResponse) -> Iterator[str]:
     yield (
         f"requests: {requests.submitted} submitted, {requests.finished} finished, {requests.failed} failed, "
         f"{requests.cancelled} cancelled, {requests.refused} refused"
-        + _unusual((requests.queue_full, "of them by a full queue"), (requests.retried, "attempts repeated"))
+        + unusual((requests.queue_full, "of them by a full queue"), (requests.retried, "attempts repeated"))
     )
     yield f"prompts: {status.prompts_remote} remote, {status.prompts_local} local"
     for group in status.groups:
         pages = f"{group.used_pages} of {group.total_pages} pages"
         yield f"group {group.group_index}: {pages} of {rounded_size(group.page_bytes)} used"
     yield from _peer_lines(status)
-    calls = status.calls
-    if unusual := _unusual((calls.exhausted, "refused unread"), (calls.broken, "broke")):
-        yield f"calls: {unusual.removeprefix(', ')}"
-    if status.HasField("journal"):
-        journal = status.journal
-        written = f"{journal.num_lines} lines, {rounded_size(journal.num_bytes)}"
-        yield f"journal: {written}{', LOST: nothing is written any more' if journal.is_lost else ''}"
-
-
-def _unusual(*counts: tuple[int, str]) -> str:
-    """Return counts that are zero as long as all is well, each behind a comma; nothing of those that are."""
-    return "".join(f", {count} {name}" for count, name in counts if count)
+    yield from own_lines(status)
 
 
 def _peer_lines(status: GetStatusResponse) -> Iterator[str]:
@@ -107,7 +97,7 @@ def _peer_lines(status: GetStatusResponse) -> Iterator[str]:
         state = SessionState.Name(peer.state).removeprefix("SESSION_STATE_").lower()
         slab = f"{rounded_size(peer.slab_leased_bytes)} of {rounded_size(peer.slab_total_bytes)} leased"
         line = f"peer {peer.target}: {state}, {peer.num_transfers} transfers, {peer.num_slots} slots, {slab}"
-        yield line + _unusual(
+        yield line + unusual(
             (peer.num_clock_errors, "clock errors"),
             (peer.num_late_events, "late events"),
             (peer.num_unknown_messages, "unknown messages"),

@@ -319,24 +319,6 @@ class RequestCounts(_message.Message):
     queue_full: int
     def __init__(self, submitted: _Optional[int] = ..., finished: _Optional[int] = ..., failed: _Optional[int] = ..., cancelled: _Optional[int] = ..., refused: _Optional[int] = ..., retried: _Optional[int] = ..., queue_full: _Optional[int] = ...) -> None: ...
 
-class CallCounts(_message.Message):
-    __slots__ = ("exhausted", "broken")
-    EXHAUSTED_FIELD_NUMBER: _ClassVar[int]
-    BROKEN_FIELD_NUMBER: _ClassVar[int]
-    exhausted: int
-    broken: int
-    def __init__(self, exhausted: _Optional[int] = ..., broken: _Optional[int] = ...) -> None: ...
-
-class JournalStatus(_message.Message):
-    __slots__ = ("num_lines", "num_bytes", "is_lost")
-    NUM_LINES_FIELD_NUMBER: _ClassVar[int]
-    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
-    IS_LOST_FIELD_NUMBER: _ClassVar[int]
-    num_lines: int
-    num_bytes: int
-    is_lost: bool
-    def __init__(self, num_lines: _Optional[int] = ..., num_bytes: _Optional[int] = ..., is_lost: _Optional[bool] = ...) -> None: ...
-
 class GetStatusResponse(_message.Message):
     __slots__ = ("boot_id", "peers", "groups", "reservations", "lanes_used", "lanes_total", "queue_limit", "requests", "num_steps", "prompts_remote", "prompts_local", "num_tokens", "calls", "journal")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -365,6 +347,6 @@ class GetStatusResponse(_message.Message):
     prompts_remote: int
     prompts_local: int
     num_tokens: int
-    calls: CallCounts
-    journal: JournalStatus
-    def __init__(self, boot_id: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., reservations: _Optional[_Union[ReservationCounts, _Mapping]] = ..., lanes_used: _Optional[int] = ..., lanes_total: _Optional[int] = ..., queue_limit: _Optional[int] = ..., requests: _Optional[_Union[RequestCounts, _Mapping]] = ..., num_steps: _Optional[int] = ..., prompts_remote: _Optional[int] = ..., prompts_local: _Optional[int] = ..., num_tokens: _Optional[int] = ..., calls: _Optional[_Union[CallCounts, _Mapping]] = ..., journal: _Optional[_Union[JournalStatus, _Mapping]] = ...) -> None: ...
+    calls: _transfer_pb2.CallCounts
+    journal: _transfer_pb2.JournalStatus
+    def __init__(self, boot_id: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., reservations: _Optional[_Union[ReservationCounts, _Mapping]] = ..., lanes_used: _Optional[int] = ..., lanes_total: _Optional[int] = ..., queue_limit: _Optional[int] = ..., requests: _Optional[_Union[RequestCounts, _Mapping]] = ..., num_steps: _Optional[int] = ..., prompts_remote: _Optional[int] = ..., prompts_local: _Optional[int] = ..., num_tokens: _Optional[int] = ..., calls: _Optional[_Union[_transfer_pb2.CallCounts, _Mapping]] = ..., journal: _Optional[_Union[_transfer_pb2.JournalStatus, _Mapping]] = ...) -> None: ...

@@ -72,18 +72,40 @@ class PrefillServiceGetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class PrefillServiceGetStatusResponse(_message.Message):
-    __slots__ = ("boot_id", "sessions", "num_queued", "running", "totals")
+    __slots__ = ("boot_id", "sessions", "num_queued", "running", "totals", "calls", "journal")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     TOTALS_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
     boot_id: str
     sessions: _containers.RepeatedCompositeFieldContainer[PrefillSessionStatus]
     num_queued: int
     running: RunningPrefill
     totals: PrefillTotals
-    def __init__(self, boot_id: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[PrefillSessionStatus, _Mapping]]] = ..., num_queued: _Optional[int] = ..., running: _Optional[_Union[RunningPrefill, _Mapping]] = ..., totals: _Optional[_Union[PrefillTotals, _Mapping]] = ...) -> None: ...
+    calls: CallCounts
+    journal: JournalStatus
+    def __init__(self, boot_id: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[PrefillSessionStatus, _Mapping]]] = ..., num_queued: _Optional[int] = ..., running: _Optional[_Union[RunningPrefill, _Mapping]] = ..., totals: _Optional[_Union[PrefillTotals, _Mapping]] = ..., calls: _Optional[_Union[CallCounts, _Mapping]] = ..., journal: _Optional[_Union[JournalStatus, _Mapping]] = ...) -> None: ...
+
+class CallCounts(_message.Message):
+    __slots__ = ("exhausted", "broken")
+    EXHAUSTED_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_FIELD_NUMBER: _ClassVar[int]
+    exhausted: int
+    broken: int
+    def __init__(self, exhausted: _Optional[int] = ..., broken: _Optional[int] = ...) -> None: ...
+
+class JournalStatus(_message.Message):
+    __slots__ = ("num_lines", "num_bytes", "is_lost")
+    NUM_LINES_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IS_LOST_FIELD_NUMBER: _ClassVar[int]
+    num_lines: int
+    num_bytes: int
+    is_lost: bool
+    def __init__(self, num_lines: _Optional[int] = ..., num_bytes: _Optional[int] = ..., is_lost: _Optional[bool] = ...) -> None: ...
 
 class IgnoredCounts(_message.Message):
     __slots__ = ("unknown_messages", "repeated_starts", "ignored_releases", "dropped_spans")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.session.messages import CancelPrefill, Ping, PrefillAccepted, ReleaseSpan, TransferMode
+from common.wire.interceptor import CallStatistics
 from kvspan.v1 import transfer_pb2 as pb
 from prefill_service.job import Job
 from prefill_service.status import status_to_proto
@@ -17,6 +18,7 @@ from tests.support.sessions import make_start
 pytestmark = pytest.mark.usefixtures("leak_check")
 
 SPAN_BYTES = 384
+CALLS = CallStatistics(num_exhausted=5, num_broken=3)
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ async def desk(slab_dir: Path) -> AsyncIterator[PeerDesk]:
 
 def status_of(desk: PeerDesk, running: Job | None = None) -> pb.PrefillServiceGetStatusResponse:
     """Return the status of a service with this one session."""
-    return status_to_proto(desk.context, [desk.peer], running)
+    return status_to_proto(desk.context, [desk.peer], running, CALLS)
 
 
 async def test_an_idle_service_says_who_it_is_and_that_nothing_runs(desk: PeerDesk) -> None:
@@ -37,6 +39,7 @@ async def test_an_idle_service_says_who_it_is_and_that_nothing_runs(desk: PeerDe
     status = status_of(desk)
 
     assert (status.boot_id, status.num_queued, status.HasField("running")) == ("prefill-boot", 0, False)
+    assert (status.calls.exhausted, status.calls.broken, status.HasField("journal")) == (5, 3, False)
     (session,) = status.sessions
     assert session == pb.PrefillSessionStatus(
         session=3, state=pb.PREFILL_SESSION_STATE_WAITING, ignored=pb.IgnoredCounts()
@@ -118,7 +121,7 @@ async def test_totals_outlive_their_session(desk: PeerDesk) -> None:
 
     desk.peer.close()
 
-    after = status_to_proto(desk.context, [], None).totals
+    after = status_to_proto(desk.context, [], None, CALLS).totals
     ignored = pb.IgnoredCounts(unknown_messages=1, repeated_starts=1, ignored_releases=1)
     assert (before.ignored, after.ignored) == (ignored, ignored)
     assert (before.accepted, before.done, before.abandoned) == (2, 1, 0)

@@ -45,6 +45,9 @@ class Lines:
     def close(self) -> None:
         """See `Recorder`."""
 
+    def statistics(self) -> None:
+        """See `Recorder`."""
+
     @property
     def events(self) -> list[Event]:
         """What was recorded."""

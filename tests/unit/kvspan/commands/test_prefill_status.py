@@ -61,6 +61,8 @@ STATUS = pb.PrefillServiceGetStatusResponse(
             unknown_messages=12, repeated_starts=13, ignored_releases=14, dropped_spans=15
         ),
     ),
+    calls=pb.CallCounts(exhausted=9),
+    journal=pb.JournalStatus(num_lines=17, num_bytes=2 << 10),
 )
 
 
@@ -117,6 +119,8 @@ def test_lines_name_the_running_request_and_each_session() -> None:
             "goes last"
         ),
         "session 7, boot ?: waiting, 0 queued, 0 running, 0 spans to release, 0 B of 0 B pinned",
+        "calls: 9 refused unread",
+        "journal: 17 lines, 2.0 KiB",
     ]
 
 

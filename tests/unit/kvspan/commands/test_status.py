@@ -11,6 +11,7 @@ from kvspan import cli
 from kvspan.commands.command import EXIT_OK
 from kvspan.commands.status import status_lines
 from kvspan.v1 import decode_pb2 as pb
+from kvspan.v1 import transfer_pb2
 from tests.support.wire import ScriptedDecode, answer_hello, serving
 
 
@@ -87,8 +88,8 @@ def test_what_should_be_zero_is_shown_when_it_is_not() -> None:
                 num_duplicate_spans=7,
             )
         ],
-        calls=pb.CallCounts(exhausted=2, broken=1),
-        journal=pb.JournalStatus(num_lines=11, num_bytes=3 << 10, is_lost=True),
+        calls=transfer_pb2.CallCounts(exhausted=2, broken=1),
+        journal=transfer_pb2.JournalStatus(num_lines=11, num_bytes=3 << 10, is_lost=True),
     )
 
     lines = list(status_lines(status))
