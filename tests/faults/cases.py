@@ -15,6 +15,9 @@ STREAM, MODES = ("stream",), ("stream", "whole", "deferred")
 FAIL, ALL_POLICIES = ("fail",), ("fail", "retry", "local")
 
 AFTER_PUBLICATION = ("published", "decoding")
+AFTER_DONE = ("importing", *AFTER_PUBLICATION)
+"""Points at which nothing of the prefill service is needed any more."""
+
 BETWEEN = ("between1", "between2", "between4", "between5", "between6", "between7")
 """With "between3" of MOVING all gaps between the spans of a victim of tiny:llama."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from kvspan.v1 import decode_pb2 as pb
 from tests.faults.calls import ORDINARY, Request
-from tests.faults.cases import AFTER_PUBLICATION, Case
+from tests.faults.cases import AFTER_DONE, Case
 from tests.faults.processes import Process
 from tests.faults.stage import Scene
 
@@ -57,11 +57,11 @@ class Fault:
 
 
 class PrefillLoss(Fault):
-    """Prefill is lost: the policy decides about what was not published."""
+    """Prefill is lost: the policy decides about what it has not ended."""
 
     def expected(self, case: Case) -> tuple[str, ...]:
         """See `Fault`."""
-        if case.point in AFTER_PUBLICATION or case.policy == "local":
+        if case.point in AFTER_DONE or case.policy == "local":
             return (EXACT,)
         if case.point in ("idle", "before_welcome"):
             return (ABSENT,)
@@ -99,7 +99,7 @@ class KillOneOfTwo(KillPrefill):
 
     def expected(self, case: Case) -> tuple[str, ...]:
         """See `Fault`."""
-        is_lost = case.policy == "fail" and case.point not in (*AFTER_PUBLICATION, "idle")
+        is_lost = case.policy == "fail" and case.point not in (*AFTER_DONE, "idle")
         return ("NONE",) if case.point == "idle" else (LOST,) if is_lost else (EXACT,)
 
 
@@ -185,12 +185,10 @@ class StopDecode(Fault):
         scene.decode.signal(signal.SIGCONT)
 
     def expected(self, case: Case) -> tuple[str, ...]:
-        """See `Fault`; copies that were under way may end before decode hears of the end."""
+        """See `Fault`."""
         if case.point == "idle":
             return ("NONE",)
-        if case.point in AFTER_PUBLICATION:
-            return (EXACT,)
-        return (LOST, EXACT) if case.point == "importing" else (LOST,)
+        return (EXACT,) if case.point in AFTER_DONE else (LOST,)
 
 
 class TellPrefill(PrefillLoss):

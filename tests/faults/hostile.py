@@ -67,7 +67,7 @@ class Script:
     """Changes PrefillAccepted, the spans and PrefillDone of each prompt."""
 
     also: str = ""
-    """Another end that is right when copies are still under way."""
+    """Another end that is as right: who sees a deadline pass first is chance."""
 
     greet: Change = unchanged
     """Changes Welcome, which is all that is sent before the first prompt."""
