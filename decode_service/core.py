@@ -53,7 +53,7 @@ LATE_TOLERANCE_S = 0.05
 
 
 class LossPolicy(enum.Enum):
-    """What becomes of a request whose prefill service is lost before its publication."""
+    """What becomes of a request whose prefill service is lost before it was done with it."""
 
     FAIL = "fail"
     """UNAVAILABLE; the client may try again."""

@@ -192,6 +192,7 @@ class PrefillService:
 
 def make_offer(config: PrefillConfig, loaded: Loaded) -> PrefillOffer:
     """Return what this service brings to a session."""
+    description = loaded.engine.describe()
     return PrefillOffer(
         versions=PROTOCOL_VERSIONS,
         boot_id=new_boot_id(),
@@ -200,7 +201,8 @@ def make_offer(config: PrefillConfig, loaded: Loaded) -> PrefillOffer:
         digests=tuple(DigestKind),
         layouts=(SPAN_LAYOUT,),
         granularity=SpanGranularity(config.chunk_tokens, config.min_span_bytes, config.max_span_bytes),
-        max_prompt_tokens=loaded.engine.describe().max_prompt_tokens,
+        max_prompt_tokens=description.max_prompt_tokens,
         max_concurrency=config.max_concurrency,
         can_skip_prefix=True,
+        longest_step_ms=description.longest_step_ms,
     )

@@ -139,6 +139,8 @@ class Welcome:
     """Whether StartPrefill.first_token may be above zero."""
 
     nonce: bytes
+    longest_step_ms: int = 0
+    """Longest time the engine cannot be stopped within; 0 when it looks for a stop at every layer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ class PrefillOffer:
     max_prompt_tokens: int
     max_concurrency: int
     can_skip_prefix: bool
+    longest_step_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

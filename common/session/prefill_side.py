@@ -275,6 +275,7 @@ class PrefillSession:
             max_concurrency=offer.max_concurrency,
             can_skip_prefix=offer.can_skip_prefix,
             nonce=nonce,
+            longest_step_ms=offer.longest_step_ms,
         )
 
     def _started(self, start: StartPrefill) -> tuple[PrefillAction, ...]:

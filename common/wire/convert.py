@@ -119,6 +119,7 @@ WELCOME = Table(
     max_concurrency=COUNT,
     can_skip_prefix=PLAIN,
     nonce=Field(_nonce),
+    longest_step_ms=PLAIN,
 )
 
 TOTALS = Table(
@@ -176,6 +177,7 @@ OFFER = Table(
     max_prompt_tokens=COUNT,
     max_concurrency=COUNT,
     can_skip_prefix=PLAIN,
+    longest_step_ms=PLAIN,
 )
 
 _ENVELOPES = {

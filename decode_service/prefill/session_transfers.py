@@ -52,7 +52,11 @@ MIN_TIME_LIMIT_S = 0.001
 """A request whose time is over is about to be cancelled anyway."""
 
 DRAIN_LIMIT_S = 10.0
-"""Seconds from a transfer's failure to the producer's word that it writes no more."""
+"""Seconds from a transfer's failure to the producer's word that it writes no more, of an engine that looks
+for a stop at every layer; one that cannot has as much more time as it says."""
+
+LONGEST_STEP_S = 600.0
+"""Seconds that an engine may say it cannot be stopped within."""
 
 TransferAction = ImportSpan | TransferComplete | TransferFailed | TransferDrained
 CarryOut = Callable[[Iterable[DecodeAction]], None]
@@ -103,7 +107,9 @@ class SessionTransfers:
 
     def overdue(self) -> list[int]:
         """Return the transfers that failed or were given up long ago and have not drained."""
-        before_ns = self._clock.now_ns() - round(DRAIN_LIMIT_S * 1e9)
+        welcome = self._machine.welcome
+        step_s = min(welcome.longest_step_ms / 1e3, LONGEST_STEP_S) if welcome else 0.0
+        before_ns = self._clock.now_ns() - round((DRAIN_LIMIT_S + step_s) * 1e9)
         return [
             transfer_id
             for transfer_id, held in self._held.items()

@@ -40,7 +40,7 @@ class PrefillServiceGetCapabilitiesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class PrefillServiceGetCapabilitiesResponse(_message.Message):
-    __slots__ = ("versions", "boot_id", "identity", "modes", "digests", "layouts", "granularity", "max_prompt_tokens", "max_concurrency", "can_skip_prefix", "linears", "num_threads")
+    __slots__ = ("versions", "boot_id", "identity", "modes", "digests", "layouts", "granularity", "max_prompt_tokens", "max_concurrency", "can_skip_prefix", "linears", "num_threads", "longest_step_ms")
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +53,7 @@ class PrefillServiceGetCapabilitiesResponse(_message.Message):
     CAN_SKIP_PREFIX_FIELD_NUMBER: _ClassVar[int]
     LINEARS_FIELD_NUMBER: _ClassVar[int]
     NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_STEP_MS_FIELD_NUMBER: _ClassVar[int]
     versions: VersionRange
     boot_id: str
     identity: _geometry_pb2.PeerIdentity
@@ -65,7 +66,8 @@ class PrefillServiceGetCapabilitiesResponse(_message.Message):
     can_skip_prefix: bool
     linears: str
     num_threads: int
-    def __init__(self, versions: _Optional[_Union[VersionRange, _Mapping]] = ..., boot_id: _Optional[str] = ..., identity: _Optional[_Union[_geometry_pb2.PeerIdentity, _Mapping]] = ..., modes: _Optional[_Iterable[_Union[_geometry_pb2.TransferMode, str]]] = ..., digests: _Optional[_Iterable[_Union[_geometry_pb2.DigestKind, str]]] = ..., layouts: _Optional[_Iterable[_Union[_geometry_pb2.SpanLayout, str]]] = ..., granularity: _Optional[_Union[SpanGranularity, _Mapping]] = ..., max_prompt_tokens: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., can_skip_prefix: _Optional[bool] = ..., linears: _Optional[str] = ..., num_threads: _Optional[int] = ...) -> None: ...
+    longest_step_ms: int
+    def __init__(self, versions: _Optional[_Union[VersionRange, _Mapping]] = ..., boot_id: _Optional[str] = ..., identity: _Optional[_Union[_geometry_pb2.PeerIdentity, _Mapping]] = ..., modes: _Optional[_Iterable[_Union[_geometry_pb2.TransferMode, str]]] = ..., digests: _Optional[_Iterable[_Union[_geometry_pb2.DigestKind, str]]] = ..., layouts: _Optional[_Iterable[_Union[_geometry_pb2.SpanLayout, str]]] = ..., granularity: _Optional[_Union[SpanGranularity, _Mapping]] = ..., max_prompt_tokens: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., can_skip_prefix: _Optional[bool] = ..., linears: _Optional[str] = ..., num_threads: _Optional[int] = ..., longest_step_ms: _Optional[int] = ...) -> None: ...
 
 class PrefillServiceGetStatusRequest(_message.Message):
     __slots__ = ()
@@ -268,7 +270,7 @@ class Hello(_message.Message):
     def __init__(self, versions: _Optional[_Union[VersionRange, _Mapping]] = ..., boot_id: _Optional[str] = ..., identity: _Optional[_Union[_geometry_pb2.PeerIdentity, _Mapping]] = ..., modes: _Optional[_Iterable[_Union[_geometry_pb2.TransferMode, str]]] = ..., digests: _Optional[_Iterable[_Union[_geometry_pb2.DigestKind, str]]] = ..., slab: _Optional[_Union[SlabHandle, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("version", "boot_id", "identity", "modes", "digest", "granularity", "max_prompt_tokens", "max_concurrency", "can_skip_prefix", "nonce")
+    __slots__ = ("version", "boot_id", "identity", "modes", "digest", "granularity", "max_prompt_tokens", "max_concurrency", "can_skip_prefix", "nonce", "longest_step_ms")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
@@ -279,6 +281,7 @@ class Welcome(_message.Message):
     MAX_CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
     CAN_SKIP_PREFIX_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_STEP_MS_FIELD_NUMBER: _ClassVar[int]
     version: int
     boot_id: str
     identity: _geometry_pb2.PeerIdentity
@@ -289,7 +292,8 @@ class Welcome(_message.Message):
     max_concurrency: int
     can_skip_prefix: bool
     nonce: bytes
-    def __init__(self, version: _Optional[int] = ..., boot_id: _Optional[str] = ..., identity: _Optional[_Union[_geometry_pb2.PeerIdentity, _Mapping]] = ..., modes: _Optional[_Iterable[_Union[_geometry_pb2.TransferMode, str]]] = ..., digest: _Optional[_Union[_geometry_pb2.DigestKind, str]] = ..., granularity: _Optional[_Union[SpanGranularity, _Mapping]] = ..., max_prompt_tokens: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., can_skip_prefix: _Optional[bool] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+    longest_step_ms: int
+    def __init__(self, version: _Optional[int] = ..., boot_id: _Optional[str] = ..., identity: _Optional[_Union[_geometry_pb2.PeerIdentity, _Mapping]] = ..., modes: _Optional[_Iterable[_Union[_geometry_pb2.TransferMode, str]]] = ..., digest: _Optional[_Union[_geometry_pb2.DigestKind, str]] = ..., granularity: _Optional[_Union[SpanGranularity, _Mapping]] = ..., max_prompt_tokens: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., can_skip_prefix: _Optional[bool] = ..., nonce: _Optional[bytes] = ..., longest_step_ms: _Optional[int] = ...) -> None: ...
 
 class StartPrefill(_message.Message):
     __slots__ = ("transfer_id", "attempt", "slot_id", "generation", "slot_offset", "slot_size", "token_ids", "first_token", "mode", "time_limit", "request_id")

@@ -32,6 +32,9 @@ class EngineDescription:
     numerics: tuple[str, ...]
     """What decides the bits of its KV, compared between the two services."""
 
+    longest_step_ms: int = 0
+    """Longest time it cannot be stopped within; 0 when it asks `is_cancelled` at every layer."""
+
 
 class PrefillEngine(Protocol):
     """Computes prompts."""
@@ -49,6 +52,6 @@ class PrefillEngine(Protocol):
         """Write the KV of positions [first_token, prompt length) and return the last logits [vocab].
 
         Calls `writer` once per chunk and KV-owning layer as soon as that KV is final, and `is_cancelled` at
-        least once per layer. Raises Cancelled when told so, EngineError when it cannot, and whatever the
-        writer raises; the engine then serves the next prompt as if nothing had been.
+        least once per layer, or every `longest_step_ms`. Raises Cancelled when told so, EngineError when it
+        cannot, and whatever the writer raises; the engine then serves the next prompt as if nothing had been.
         """

@@ -151,6 +151,7 @@ PREFILL_MESSAGES: st.SearchStrategy[PrefillMessage] = st.one_of(
         max_concurrency=COUNT,
         can_skip_prefix=st.booleans(),
         nonce=st.binary(min_size=1, max_size=32),
+        longest_step_ms=UINT32,
     ),
     st.builds(PrefillAccepted, UINT64, COUNT, UINT32),
     st.builds(SpanSealed, SPANS),

@@ -114,11 +114,12 @@ class SessionDesk:
         """How often this process maps the slab."""
         return sum(self.slab.name in line for line in Path("/proc/self/maps").read_text().splitlines())
 
-    async def open(self) -> None:
+    async def open(self, longest_step_ms: int = 0) -> None:
         """Say Hello and be welcomed."""
         self.session.greet()
         await self.session.next_message()
-        self.session.receive(replace(make_welcome(), nonce=self.slab.nonce))
+        welcome = replace(make_welcome(), nonce=self.slab.nonce, longest_step_ms=longest_step_ms)
+        self.session.receive(welcome)
 
     async def said(self, count: int = 1) -> list[DecodeMessage | None]:
         """Return the next messages to the peer."""

@@ -102,6 +102,7 @@ def make_welcome(identity: PeerIdentity | None = None) -> Welcome:
         max_concurrency=offer.max_concurrency,
         can_skip_prefix=offer.can_skip_prefix,
         nonce=NONCE,
+        longest_step_ms=offer.longest_step_ms,
     )
 
 

@@ -90,6 +90,7 @@ def make_welcome_message() -> Welcome:
         max_concurrency=3,
         can_skip_prefix=True,
         nonce=b"nonce",
+        longest_step_ms=1700,
     )
 
 

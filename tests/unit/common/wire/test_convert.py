@@ -34,6 +34,7 @@ def make_prefill_offer() -> PrefillOffer:
         max_prompt_tokens=40,
         max_concurrency=3,
         can_skip_prefix=True,
+        longest_step_ms=1700,
     )
 
 

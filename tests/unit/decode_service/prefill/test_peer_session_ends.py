@@ -215,6 +215,25 @@ async def test_a_transfer_that_never_drains_ends_a_session_of_its_own(
     desk.closed.clear()
 
 
+@pytest.mark.parametrize(("longest_step_ms", "limit_s"), [(30_000, 40), (2**32 - 1, 610)])
+async def test_an_engine_that_cannot_be_stopped_has_that_much_more_time(
+    slab_dir: Path, longest_step_ms: int, limit_s: int
+) -> None:
+    """The limit follows what the engine says of itself, up to ten minutes."""
+    with make_session_desk(slab_dir) as desk:
+        await desk.open(longest_step_ms)
+        transfer = await requested(desk)
+        transfer.prefill.abort(CAUSE)
+        desk.clock.advance_s(limit_s)
+        desk.session.check_drained()
+        desk.clock.advance_ns(1)
+
+        with pytest.raises(PeerLost):
+            desk.session.check_drained()
+        leave(transfer)
+        desk.session.close(LOST)
+
+
 async def overdue_beside(desk: SessionDesk) -> tuple[Transfer, Transfer]:
     """Return a transfer that has not drained in time, and a neighbour that is ending."""
     overdue, neighbour = await requested(desk), await ending(desk)
