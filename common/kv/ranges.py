@@ -92,6 +92,13 @@ class RangeSet:
         union = Range(min(map(_start, touched)), max(map(_stop, touched)))
         return RangeSet((*self.ranges[:first], union, *self.ranges[last:]))
 
+    def without(self, removed: Range) -> RangeSet:
+        """Return the positions that are not in `removed`."""
+        if not len(removed):
+            return self
+        hole = RangeSet((removed,))
+        return RangeSet(tuple(part for one in self.ranges for part in hole.missing_from(one)))
+
     def missing_from(self, required: Range) -> tuple[Range, ...]:
         """Return the parts of `required` that are not in the set, in order."""
         gaps = []

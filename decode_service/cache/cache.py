@@ -41,7 +41,7 @@ class KVCache:
     def check_fits(self, prompt_len: int, max_new_tokens: int) -> None:
         """Raise `PromptTooLong` when even the empty cache is too small for such a request."""
         need = page_need(self._geometry, prompt_len, max_new_tokens)
-        for pool, pages in zip(self._pools, need.pages, strict=True):
+        for pool, pages in zip(self._pools, need, strict=True):
             if pages > pool.num_pages:
                 raise PromptTooLong(
                     f"cache pages of {self._geometry.page_tokens} tokens", pages, pool.num_pages
@@ -50,7 +50,7 @@ class KVCache:
     def can_reserve(self, prompt_len: int, max_new_tokens: int) -> bool:
         """Tell whether `reserve` would succeed now."""
         need = page_need(self._geometry, prompt_len, max_new_tokens)
-        return all(pages <= pool.num_free for pool, pages in zip(self._pools, need.pages, strict=True))
+        return all(pages <= pool.num_free for pool, pages in zip(self._pools, need, strict=True))
 
     def reserve(self, prompt_len: int, max_new_tokens: int) -> SequencePages:
         """Take the pages of a request in every group.
@@ -60,7 +60,7 @@ class KVCache:
         need = page_need(self._geometry, prompt_len, max_new_tokens)
         taken: list[tuple[int, ...]] = []
         try:
-            for pool, count in zip(self._pools, need.pages, strict=True):
+            for pool, count in zip(self._pools, need, strict=True):
                 taken.append(pool.take(count))
         except BaseException:
             for pool, pages in zip(self._pools, taken, strict=False):

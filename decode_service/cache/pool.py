@@ -28,9 +28,8 @@ class PagePool:
     def __init__(self, group_index: int, num_pages: int) -> None:
         self._group_index = group_index
         self._num_pages = num_pages
-        self._free = RangeSet((Range(0, num_pages),)) if num_pages else RangeSet()
-        # Invariant: taken pages and _free are disjoint and together are 0 .. num_pages - 1.
-        self._taken: set[int] = set()
+        self._free = RangeSet().with_range(Range(0, num_pages))
+        # Invariant: _free is within [0, num_pages); whatever else is in there is taken.
 
     @property
     def num_pages(self) -> int:
@@ -49,49 +48,36 @@ class PagePool:
         """
         if count > self.num_free:
             raise PagesExhausted(self._group_index, count, self.num_free)
+        # The tightest run that holds all, so that long runs stay for long prompts. Where none does, the
+        # longest first: every further run costs attention a copy.
         fitting = [run for run in self._free.ranges if len(run) >= count]
         runs = [min(fitting, key=len)] if fitting else sorted(self._free.ranges, key=len, reverse=True)
-        pages = tuple(page for run in runs for page in run)[:count]
-        self._taken.update(pages)
-        self._free = _runs_of(sorted(set(_pages_of(self._free)) - set(pages)))
-        return pages
+        pages: list[int] = []
+        for run in runs:
+            piece = Range(run.start, min(run.stop, run.start + count - len(pages)))
+            self._free = self._free.without(piece)
+            pages += piece
+        return tuple(pages)
 
     def give_back(self, pages: tuple[int, ...]) -> None:
         """Return pages that were taken.
 
-        Raises: `InvariantViolation` when one was not taken or is returned twice.
+        Raises: `InvariantViolation` when one was not taken or is returned twice; nothing changed.
         """
-        if len(set(pages)) != len(pages) or not self._taken.issuperset(pages):
-            raise InvariantViolation(f"group {self._group_index}: pages {pages} were not all taken")
-        self._taken.difference_update(pages)
+        free = self._free
         for page in pages:
-            self._free = self._free.with_range(Range(page, page + 1))
+            if not 0 <= page < self._num_pages or free.contains(Range(page, page + 1)):
+                raise InvariantViolation(f"group {self._group_index}: pages {pages} were not all taken")
+            free = free.with_range(Range(page, page + 1))
+        self._free = free
 
     def statistics(self) -> PoolStatistics:
         """Return the counts now."""
         return PoolStatistics(self._num_pages, self.num_free)
 
     def check_integrity(self) -> None:
-        """Raise `InvariantViolation` unless taken and free pages make up the pool."""
-        # Cheap where it runs in service: an idle pool has no taken pages and few runs of free ones.
-        both = [page for page in self._taken if self._free.contains(Range(page, page + 1))]
-        runs = self._free.ranges
-        is_within = not runs or (runs[0].start >= 0 and runs[-1].stop <= self._num_pages)
-        num_known = len(self._taken) + len(self._free)
-        if both or not is_within or num_known != self._num_pages:
-            counts = f"{len(self._taken)} pages taken, {self._free.ranges} free, {both} both"
-            raise InvariantViolation(f"group {self._group_index} of {self._num_pages}: {counts}")
-
-
-def _pages_of(free: RangeSet) -> list[int]:
-    return [page for run in free.ranges for page in run]
-
-
-def _runs_of(pages: list[int]) -> RangeSet:
-    runs: list[Range] = []
-    for page in pages:
-        if runs and runs[-1].stop == page:
-            runs[-1] = Range(runs[-1].start, page + 1)
-        else:
-            runs.append(Range(page, page + 1))
-    return RangeSet(tuple(runs))
+        """Raise `InvariantViolation` when a free page is none of the pool."""
+        if not all(Range(0, self._num_pages).contains(run) for run in self._free.ranges):
+            raise InvariantViolation(
+                f"group {self._group_index} of {self._num_pages} pages: {self._free.ranges} are free"
+            )

@@ -11,16 +11,7 @@ Pure. Not here: which pages (`pool.py`), where positions lie in them (`tables.py
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from common.kv.geometry import GroupGeometry, KVGeometry
-
-
-@dataclass(frozen=True, slots=True)
-class PageNeed:
-    """Pages one request holds in each group, by group index."""
-
-    pages: tuple[int, ...]
 
 
 def page_bytes(group: GroupGeometry, page_tokens: int) -> int:
@@ -33,15 +24,15 @@ def first_page(group: GroupGeometry, prompt_len: int, page_tokens: int) -> int:
     return group.visible(prompt_len).start // page_tokens
 
 
-def page_need(geometry: KVGeometry, prompt_len: int, max_new_tokens: int) -> PageNeed:
-    """Return what a request reserves.
+def page_need(geometry: KVGeometry, prompt_len: int, max_new_tokens: int) -> tuple[int, ...]:
+    """Return the pages that a request reserves in each group.
 
     The last new token is returned and never read, so prompt_len + max_new_tokens - 1 positions have KV.
     """
     #     |0 ........ prompt_len|first new ..... last but one|last new
     #     | prefill writes      | decode writes              | sampled, never fed: no KV
     stop = prompt_len + max_new_tokens - 1
-    return PageNeed(tuple(_group_need(g, geometry.page_tokens, prompt_len, stop) for g in geometry.groups))
+    return tuple(_group_need(g, geometry.page_tokens, prompt_len, stop) for g in geometry.groups)
 
 
 def pool_pages(geometry: KVGeometry, cache_tokens: int, num_lanes: int) -> tuple[int, ...]:

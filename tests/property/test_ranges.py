@@ -55,6 +55,15 @@ def test_questions_agree_with_sets(added: list[Range], asked: Range) -> None:
     assert _positions(built.missing_from(asked)) == set(asked) - positions
 
 
+@given(many_ranges, ranges)
+def test_what_is_left_without_a_range_is_a_set_again(added: list[Range], removed: Range) -> None:
+    """Nothing else is lost, and the rest equals the set of the same positions built up."""
+    left = _build(added).without(removed)
+
+    assert _positions(left.ranges) == _positions(added) - set(removed)
+    assert left == _build(list(left.ranges))
+
+
 @given(ranges, ranges)
 def test_two_ranges_agree_with_sets(one: Range, other: Range) -> None:
     """Intersection, overlap and containment of ranges say what sets say."""

@@ -62,7 +62,7 @@ def test_a_request_is_given_what_it_uses_and_a_window_no_more_than_its_pages(
     """Full groups hold every position but the last new token's; windowed ones are bounded by the window."""
     geometry = make_hybrid_geometry(windows=(window, None), page_tokens=page_tokens)
 
-    windowed, full = page_need(geometry, prompt_len, max_new_tokens).pages
+    windowed, full = page_need(geometry, prompt_len, max_new_tokens)
 
     assert full == -(-(prompt_len + max_new_tokens - 1) // page_tokens)
     assert windowed <= min(full, window_pages(window, page_tokens))
