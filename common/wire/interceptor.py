@@ -2,7 +2,8 @@
 
 Theory of operation: every asyncio handler is wrapped as one of a stream of requests, because grpc reads the
 one request of any other kind before it calls the handler. So a call is counted first (`call_limits.py`), and
-only one that may be open is read, within READ_LIMIT_S. What its handler raises ends it:
+only one that may be open is read, within READ_LIMIT_S, unless it has to make room before. What its handler
+raises ends it:
 
     KVSpanError, RemoteFailure    its own status (`status.py`)
     bytes that are no message     the same (`decoding.py`)
@@ -30,6 +31,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
@@ -45,7 +47,7 @@ from common.errors import (
 from common.runtime.tracebacks import drop_tracebacks
 from common.telemetry.logging import log_fields, request_of_call
 from common.wire import decoding
-from common.wire.call_limits import CallLimits
+from common.wire.call_limits import CallLimits, OpenCall
 from common.wire.failure import RemoteFailure
 from common.wire.status import code_of, set_status
 
@@ -111,8 +113,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     async def _run(self, method: _Method, requests: AsyncIterator[Any], context: Context) -> None:
         """Answer a call and end it; this frame may be held by exceptions, so it holds no request."""
         try:
-            with self._limits.open(method.name):
-                await _answer(method, requests, context)
+            with self._limits.open(method.name) as call:
+                await self._answer(method, call, requests, context)
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:
@@ -129,6 +131,43 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 raise
             if has_ended:
                 raise asyncio.CancelledError("the call ended while a message was on its way") from None
+
+    async def _answer(
+        self, method: _Method, call: OpenCall, requests: AsyncIterator[Any], context: Context
+    ) -> None:
+        """Read what the client asks and write what the handler answers."""
+        handler, behavior = method.handler, method.behavior
+        asked = _limited(requests) if handler.request_streaming else await self._read(call, context)
+        if not handler.response_streaming:
+            await context.write(await behavior(asked, context))
+            return
+        await _begin(context)
+        if inspect.iscoroutinefunction(behavior):
+            await behavior(asked, context)
+            return
+        async with aclosing(behavior(asked, context)) as responses:
+            async for response in responses:
+                await context.write(response)
+
+    async def _read(self, call: OpenCall, context: Context) -> object:
+        """Return the one request of a call.
+
+        Raises: `DeadlineExceeded` when it is not sent in time, `CallsExhausted` when the call has to make
+        room before, `InvalidRequest` when there is none.
+        """
+        try:
+            async with asyncio.timeout(READ_LIMIT_S) as limit:
+                with self._limits.silence(call, partial(_end_now, limit)):
+                    request = await context.read()
+        except TimeoutError:
+            if call.has_made_room:
+                raise self._limits.refusal(call.method) from None
+            raise DeadlineExceeded(READ_LIMIT_S, "no request was sent") from None
+        if request is grpc.aio.EOF:
+            raise InvalidRequest([Violation("request", "the call has none")])
+        if isinstance(request, decoding.Undecodable):
+            raise request.error
+        return request
 
     def _log(self, method: str, error: BaseException) -> None:
         """Log how a call ended, as loud as it deserves."""
@@ -150,37 +189,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 logger.error("call.broken", extra=fields, exc_info=error)
 
 
-async def _answer(method: _Method, requests: AsyncIterator[Any], context: Context) -> None:
-    """Read what the client asks and write what the handler answers."""
-    handler, behavior = method.handler, method.behavior
-    asked = _limited(requests) if handler.request_streaming else await _read(context)
-    if not handler.response_streaming:
-        await context.write(await behavior(asked, context))
-        return
-    await _begin(context)
-    if inspect.iscoroutinefunction(behavior):
-        await behavior(asked, context)
-        return
-    async with aclosing(behavior(asked, context)) as responses:
-        async for response in responses:
-            await context.write(response)
-
-
-async def _read(context: Context) -> object:
-    """Return the one request of a call.
-
-    Raises: `DeadlineExceeded` when it is not sent in time, `InvalidRequest` when there is none.
-    """
-    try:
-        async with asyncio.timeout(READ_LIMIT_S):
-            request = await context.read()
-    except TimeoutError:
-        raise DeadlineExceeded(READ_LIMIT_S, "no request was sent") from None
-    if request is grpc.aio.EOF:
-        raise InvalidRequest([Violation("request", "the call has none")])
-    if isinstance(request, decoding.Undecodable):
-        raise request.error
-    return request
+def _end_now(limit: asyncio.Timeout) -> None:
+    if not limit.expired():
+        limit.reschedule(0)
 
 
 async def _limited(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:

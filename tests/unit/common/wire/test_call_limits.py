@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 import pytest
 
 from common.errors import CallsExhausted
-from common.wire.call_limits import DEFAULT_LIMIT, CallLimits
+from common.runtime.clock import ManualClock
+from common.wire.call_limits import DEFAULT_LIMIT, PATIENCE_S, CallLimits
 
 GENERATE, CHECK = "/a.Service/Generate", "/b.Health/Check"
 
@@ -41,6 +42,38 @@ def test_methods_do_not_share_their_limits() -> None:
     limits = CallLimits({GENERATE: 1})
     with limits.open(GENERATE), limits.open(CHECK):
         assert limits.limit_of(CHECK) == DEFAULT_LIMIT
+
+
+@pytest.mark.parametrize(("silent_s", "has_made_room"), [(PATIENCE_S / 2, False), (PATIENCE_S, True)])
+def test_a_call_that_sends_nothing_makes_room_once_it_had_its_time(
+    silent_s: float, has_made_room: bool
+) -> None:
+    """The other one is counted in its place; before that time its request may be on its way."""
+    clock, ended = ManualClock(), list[str]()
+    limits = CallLimits({GENERATE: 2}, clock)
+    with limits.open(GENERATE) as first, limits.open(GENERATE) as second, ExitStack() as later:
+        later.enter_context(limits.silence(second, lambda: ended.append("second")))
+        later.enter_context(limits.silence(first, lambda: ended.append("first")))
+        clock.advance_s(silent_s)
+        with nullcontext() if has_made_room else pytest.raises(CallsExhausted):
+            later.enter_context(limits.open(GENERATE))
+
+        assert limits.num_open(GENERATE) == 2
+        assert ended == (["second"] if has_made_room else [])
+
+    assert limits.num_open(GENERATE) == 0
+
+
+def test_a_call_that_has_sent_its_request_never_makes_room() -> None:
+    """What was accepted is answered."""
+    clock = ManualClock()
+    limits = CallLimits({GENERATE: 1}, clock)
+    with limits.open(GENERATE) as call:
+        with limits.silence(call, lambda: None):
+            clock.advance_s(PATIENCE_S)
+
+        with pytest.raises(CallsExhausted):
+            limits.open(GENERATE).__enter__()
 
 
 def test_refusals_are_counted_until_the_method_is_half_empty() -> None:
