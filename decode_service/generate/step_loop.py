@@ -94,9 +94,11 @@ class StepLoop:
         try:
             logits_LV = self._backend.step(steps)
         except BaseException as error:
-            logger.exception("step.failed", extra=log_fields(lanes=len(steps)))
+            failures = self._scheduler.fail(error)
+            names = [event.lane.request_id for event in failures]
+            logger.exception("step.failed", extra=log_fields(request_ids=names))
             self._report(error)
-            return events + self._scheduler.fail(error)
+            return events + failures
         return events + self._scheduler.complete(logits_LV)
 
     def _report(self, error: BaseException) -> None:

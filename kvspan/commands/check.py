@@ -63,10 +63,9 @@ def check(decode: str, prefill: str) -> int:
         hello, status = ask_decode(decode, offer.boot_id)
     rows = compare_rows(hello, offer)
     rows += session_rows(status, offer.boot_id, {row.field for row in rows})
-    print("\n".join(table_lines(rows)))
     num_different = sum(not row.is_ok for row in rows)
-    print(f"{len(rows)} fields compared, {num_different} differ")
-    print("\n".join(problem_lines(status, offer.boot_id)))
+    counted = f"{len(rows)} fields compared, {num_different} differ"
+    print("\n".join([*table_lines(rows), counted, *problem_lines(status, offer.boot_id)]))
     return EXIT_FAILED if num_different else EXIT_OK
 
 

@@ -92,8 +92,9 @@ def told_failures(target: str | None = None) -> Iterator[None]:
     try:
         yield
     except RemoteFailure as failure:
-        after_s = failure.retry_after_s
-        hint = "" if after_s is None else f" (try again in {after_s:g} s)"
+        after_s, request_id = failure.retry_after_s, failure.metadata.get("request_id")
+        hint = f" (request {request_id})" if request_id else ""
+        hint += "" if after_s is None else f" (try again in {after_s:g} s)"
         advice = "" if target is None else _advice(target, failure)
         raise CommandFailed(f"{advice}{failure}{hint}") from failure
 

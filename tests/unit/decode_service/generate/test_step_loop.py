@@ -91,8 +91,7 @@ async def test_a_cancelled_sequence_leaves_between_two_steps() -> None:
 
 
 async def test_a_step_that_fails_fails_its_lanes_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    """The loop goes on with the next sequence."""
-    caplog.set_level(logging.CRITICAL)
+    """The loop goes on with the next sequence; one line names all requests that the step has cost."""
     held, first, second, after = HeldBackend(), make_lane("p"), make_lane("A"), make_lane("a", 2)
     held.failing_steps = {1}
     async with running(held.backend) as loop:
@@ -109,6 +108,8 @@ async def test_a_step_that_fails_fails_its_lanes_and_no_other(caplog: pytest.Log
 
         start(loop, after)
 
+        (record,) = [one for one in caplog.records if one.msg == "step.failed"]
+        assert vars(record)["fields"]["request_ids"] == ["000001", "000001"]
         assert await after.tokens() == [*b"ab"]
         assert held.batches == ["p", "qA", "a"]
 

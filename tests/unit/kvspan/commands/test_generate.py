@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError, QueueFull
+from common.telemetry.logging import request_of_call
 from common.wire.server import make_server
 from kvspan import cli
 from kvspan.commands.command import EXIT_FAILED, EXIT_OK, EXIT_USAGE
@@ -95,9 +96,10 @@ async def test_every_flag_reaches_the_service() -> None:
 
 
 async def test_refusal_is_one_line_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    """A status that is not OK goes to stderr with code, reason and message, after what had come."""
+    """What came is printed; code, reason and message go to stderr, with the name to search the logs for."""
 
     async def refuse(request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+        request_of_call.set("5e3a90b1-000007")
         yield pb.GenerateResponse(text="Hel")
         raise QueueFull(7)
 
@@ -107,7 +109,7 @@ async def test_refusal_is_one_line_with_its_reason(capsys: pytest.CaptureFixture
     assert code == EXIT_FAILED
     assert captured.out == "Hel\n"
     assert captured.err.startswith("kvspan: RESOURCE_EXHAUSTED: QUEUE_FULL: ")
-    assert "try again in" in captured.err
+    assert captured.err.endswith("(request 5e3a90b1-000007) (try again in 1 s)\n")
 
 
 def test_nobody_at_the_target_is_a_failure_with_a_hint(
