@@ -46,9 +46,8 @@ def plan_option(name: str, kind: click.ParamType[Any], placeholder: str, text: s
     """Return the option of one field of the plan, whose default is that of the plan."""
     default = getattr(PLAN, name)
     shown = ",".join(map(str, default)) if isinstance(default, tuple) else f"{default:g}"
-    return click.option(
-        flag_name(name), f"plan_{name}", type=kind, metavar=placeholder, help=f"{text} (default: {shown})"
-    )
+    flags = flag_name(name), f"plan_{name}"
+    return click.option(*flags, type=kind, metavar=placeholder, help=f"{text} (default: {shown})")
 
 
 @click.group("bench")

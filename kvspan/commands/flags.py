@@ -84,21 +84,22 @@ def refusal_text(error: ConfigError) -> str:
     return f"{name}={error.value}: {error.problem}"
 
 
+def option(
+    name: str, kind: click.ParamType[Any], placeholder: str | None, text: str, **attributes: Any
+) -> Callable[[F], F]:
+    """Return the option that gives a command the value of `name`."""
+    return click.option(flag_name(name), name, type=kind, metavar=placeholder, help=text, **attributes)
+
+
 def _option(field: dataclasses.Field[Any], default: Any) -> Callable[[F], F]:
-    attributes: dict[str, Any] = {"metavar": field.metadata["placeholder"]}
+    placeholder, attributes = field.metadata["placeholder"], dict[str, Any](default=default)
     if default is dataclasses.MISSING:
-        attributes["required"] = True
+        attributes = {"required": True}
     elif isinstance(default, bool):
-        attributes = {"is_flag": True, "default": default}
+        placeholder, attributes = None, {"is_flag": True, "default": default}
     elif isinstance(default, tuple):
-        attributes |= {"multiple": True, "default": default}
+        attributes["multiple"] = True
     else:
-        attributes |= {"default": setting_text(field, default), "show_default": default != ""}
-    return click.option(
-        flag_name(field.name),
-        field.name,
-        type=field.metadata["type"],
-        help=field.metadata["help"],
-        envvar=f"KVSPAN_{field.name.upper()}",
-        **attributes,
-    )
+        attributes = {"default": setting_text(field, default), "show_default": default != ""}
+    attributes["envvar"] = f"KVSPAN_{field.name.upper()}"
+    return option(field.name, field.metadata["type"], placeholder, field.metadata["help"], **attributes)

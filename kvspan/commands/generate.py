@@ -14,6 +14,7 @@ from common.errors import ConfigError
 from common.session.messages import TransferMode
 from common.settings import SECONDS, TARGET, TOKENS, Number
 from kvspan.commands.command import EXIT_OK
+from kvspan.commands.flags import option
 from kvspan.commands.remote import told_failures
 from kvspan.commands.timings import timings_line
 from kvspan.commands.values import Integers
@@ -25,95 +26,43 @@ DEFAULT_TARGET = "127.0.0.1:50051"
 
 COUNT = click.IntRange(0, 2**31 - 1)
 
+SHARE, ABOVE_0, SEED = Number(0, 1), Number(0, min_open=True), click.IntRange(0, 2**64 - 1)
+ROUTE = click.Choice(["auto", "remote", "local"])
+MODE = click.Choice([mode.value for mode in TransferMode])
+
 THEIRS = "(default: the service's)"
+BESIDE = "beside the model's own; may be repeated"
+ALTERNATIVES = "this many alternatives, up to 20, with --json"
+
+RENAMED = {"stop_token_id": "stop_token_ids", "timeout_s": "time_limit_s"}
+"""Flags whose option of the request has another name."""
 
 
 @click.command("generate")
 @click.argument("prompt", required=False)
-@click.option(
-    "--target", type=TARGET, default=DEFAULT_TARGET, metavar="ADDR", show_default=True, help="decode service"
-)
+@option("target", TARGET, "ADDR", "decode service", default=DEFAULT_TARGET, show_default=True)
 @click.option("--chat", is_flag=True, help="the prompt is a user's turn in a conversation")
-@click.option(
-    "--token-ids", type=Integers(0), metavar="IDS", help="the prompt as token ids: 1,2,3 (default: PROMPT)"
+@option("token_ids", Integers(0), "IDS", "the prompt as token ids: 1,2,3 (default: PROMPT)")
+@option("max_new_tokens", TOKENS, "TOKENS", f"longest answer {THEIRS}")
+@option("temperature", Number(0), "NUMBER", "0 takes the most probable token (default: 0)")
+@option("top_k", COUNT, "COUNT", "keep this many most probable tokens; 0 keeps all (default: 0)")
+@option("top_p", SHARE, "SHARE", "keep tokens up to this sum of probability (default: 1)")
+@option("min_p", SHARE, "SHARE", "drop tokens below this share of the best one (default: 0)")
+@option("repetition_penalty", ABOVE_0, "NUMBER", "above 1 makes repetition less likely (default: 1)")
+@option("seed", SEED, "NUMBER", "same seed, same request, same tokens; below 2^63 (default: random)")
+@option(
+    "stop", click.STRING, "TEXT", "text that ends the answer; may be repeated (default: none)", multiple=True
 )
-@click.option("--max-new-tokens", type=TOKENS, metavar="TOKENS", help=f"longest answer {THEIRS}")
-@click.option(
-    "--temperature", type=Number(0), metavar="NUMBER", help="0 takes the most probable token (default: 0)"
-)
-@click.option(
-    "--top-k",
-    type=COUNT,
-    metavar="COUNT",
-    help="keep this many most probable tokens; 0 keeps all (default: 0)",
-)
-@click.option(
-    "--top-p",
-    type=Number(0, 1),
-    metavar="SHARE",
-    help="keep tokens up to this sum of probability (default: 1)",
-)
-@click.option(
-    "--min-p",
-    type=Number(0, 1),
-    metavar="SHARE",
-    help="drop tokens below this share of the best (default: 0)",
-)
-@click.option(
-    "--repetition-penalty",
-    type=Number(0, min_open=True),
-    metavar="NUMBER",
-    help="above 1 makes repetition less likely (default: 1)",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(0, 2**64 - 1),
-    metavar="NUMBER",
-    help="same seed, same request, same tokens; below 2^63 (default: random)",
-)
-@click.option(
-    "--stop", multiple=True, metavar="TEXT", help="text that ends the answer; may be repeated (default: none)"
-)
-@click.option(
-    "--stop-token-id",
-    "stop_token_ids",
-    multiple=True,
-    type=COUNT,
-    metavar="ID",
-    help="token that ends the answer, beside the model's own; may be repeated (default: none)",
-)
+@option("stop_token_id", COUNT, "ID", f"token that ends the answer, {BESIDE} (default: none)", multiple=True)
 @click.option("--ignore-eos", is_flag=True, help="go on after an end-of-sequence token")
-@click.option(
-    "--logprobs",
-    type=COUNT,
-    metavar="COUNT",
-    help="report log-probabilities and this many alternatives, up to 20, with --json (default: none)",
+@option("logprobs", COUNT, "COUNT", f"report log-probabilities and {ALTERNATIVES} (default: none)")
+@option("route", ROUTE, "ROUTE", f"where the prompt is computed: auto, remote or local {THEIRS}")
+@option("transfer", MODE, "MODE", f"when spans are written and sealed: stream, deferred or whole {THEIRS}")
+@option(
+    "request_id", click.STRING, "NAME", "logged beside the name that the service gives it (default: none)"
 )
-@click.option(
-    "--route",
-    type=click.Choice(["auto", "remote", "local"]),
-    metavar="ROUTE",
-    help=f"where the prompt is computed: auto, remote or local {THEIRS}",
-)
-@click.option(
-    "--transfer",
-    type=click.Choice([mode.value for mode in TransferMode]),
-    metavar="MODE",
-    help=f"when spans are written and sealed: stream, deferred or whole {THEIRS}",
-)
-@click.option(
-    "--request-id",
-    metavar="NAME",
-    help="logged beside the name that the service gives it (default: none)",
-)
-@click.option("--model", metavar="NAME", help="refuse unless this model is served (default: not checked)")
-@click.option(
-    "--timeout-s",
-    "time_limit_s",
-    type=SECONDS,
-    metavar="SECONDS",
-    help=f"give the request up after this time {THEIRS}",
-)
+@option("model", click.STRING, "NAME", "refuse unless this model is served (default: not checked)")
+@option("timeout_s", SECONDS, "SECONDS", f"give the request up after this time {THEIRS}")
 @click.option("--json", "as_json", is_flag=True, help="print each message as one line of JSON")
 @click.option("--timings", is_flag=True, help="print how long each stage took, on stderr")
 def generate(target: str, as_json: bool, timings: bool, **given: Any) -> int:
@@ -167,7 +116,7 @@ def _read(stdin: TextIO | None) -> str:
 def make_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of the request that were given; all else is the choice of the service."""
     return {
-        name: list(value) if isinstance(value, tuple) else value
+        RENAMED.get(name, name): list(value) if isinstance(value, tuple) else value
         for name, value in given.items()
         if value is not None and value is not False and value != ()
     }
