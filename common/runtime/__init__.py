@@ -4,14 +4,13 @@ Not here: logging and metrics (`common.telemetry`), which this package neither k
 """
 
 from common.runtime.boot import new_boot_id
-from common.runtime.clock import Clock, ManualClock, SystemClock
+from common.runtime.clock import Clock, SystemClock
 from common.runtime.lifecycle import Lifecycle, end_with_parent
 from common.runtime.threads import available_cores, resolve_threads
 
 __all__ = [
     "Clock",
     "Lifecycle",
-    "ManualClock",
     "SystemClock",
     "available_cores",
     "end_with_parent",

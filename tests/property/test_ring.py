@@ -15,8 +15,8 @@ from common.kv.geometry import DType, KVGeometry, LayerGeometry
 from common.kv.plan import PlannedSpan, SpanGranularity, SpanPlan, plan_spans
 from common.kv.ranges import Range
 from common.kv.ring import minimum_ring, ring_shares, slot_bytes
-from common.runtime.clock import ManualClock
 from prefill_service.credit import CreditRing, CreditTerms
+from tests.support.clock import ManualClock
 from tests.support.factories import make_span
 
 Step = tuple[PlannedSpan, bool, bool]

@@ -10,7 +10,6 @@ from typing import cast
 
 from common.errors import KVSpanError
 from common.kv.spans import SPAN_LAYOUT, Span
-from common.runtime.clock import ManualClock
 from common.session.messages import (
     DecodeMessage,
     PrefillAccepted,
@@ -30,6 +29,7 @@ from decode_service.prefill.journaling import DecodeJournal
 from decode_service.prefill.peer_session import PeerSession, SessionContext
 from decode_service.prefill.remote_prefill import RemotePrefill
 from decode_service.request import Request
+from tests.support.clock import ManualClock
 from tests.support.decoding import make_request
 from tests.support.factories import make_geometry
 from tests.support.sessions import PROMPT, make_done, make_hello, make_spans, make_welcome

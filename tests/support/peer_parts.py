@@ -19,12 +19,12 @@ from common.kv.plan import PlannedSpan, SpanGranularity, SpanPlan, plan_spans
 from common.kv.ranges import Range
 from common.kv.ring import ring_shares
 from common.kv.spans import Span, key_range, value_range
-from common.runtime.clock import ManualClock
 from common.session.actions import PrefillAction
 from common.session.messages import StartPrefill, TransferMode
 from common.session.prefill_side import PrefillSession
 from common.slab.allocator import Slot, SlotAllocator
 from prefill_service.credit import CreditRing, CreditTerms
+from tests.support.clock import ManualClock
 from tests.support.factories import make_hybrid_geometry
 from tests.support.sessions import TIMINGS, make_logits, make_totals
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from common.errors import KVSpanError
 from common.kv.ranges import Range
 from common.kv.spans import SPAN_LAYOUT, Span
-from common.runtime.clock import ManualClock
 from common.session.messages import CancelPrefill, PrefillMessage, SlabHandle, SpanSealed, StartPrefill
 from common.slab.segment import SlabSegment
 from prefill_service.decode_peer import DecodePeer, PeerContext
 from prefill_service.engines.base import PrefillEngine
 from prefill_service.job import Job, run_job
 from prefill_service.queue import JobQueue
+from tests.support.clock import ManualClock
 from tests.support.factories import make_geometry
 from tests.support.fakes import PatternEngine
 from tests.support.sessions import GRANULARITY, make_hello, make_offer, make_start

@@ -9,9 +9,9 @@ import pytest
 from common.errors import Cancelled, InvariantViolation, LeaseExpired
 from common.kv.plan import PlannedSpan
 from common.kv.ranges import Range
-from common.runtime.clock import ManualClock
 from prefill_service import credit
 from prefill_service.credit import CONTESTED_WAIT_S, CreditRing, CreditTerms
+from tests.support.clock import ManualClock
 
 SHARES = (Range(0, 320), Range(320, 512))
 WAIT_S = 7.0

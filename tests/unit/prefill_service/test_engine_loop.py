@@ -11,11 +11,11 @@ import pytest
 
 from common.errors import EngineFailed, InvariantViolation
 from common.kv.ranges import Range
-from common.runtime.clock import ManualClock
 from common.session.messages import PrefillCancelled, PrefillDone, PrefillFailed
 from prefill_service.engine_loop import EngineLoop
 from prefill_service.job import Job
 from prefill_service.queue import JobQueue
+from tests.support.clock import ManualClock
 from tests.support.fakes import PatternEngine
 from tests.support.prefill_peers import PeerDesk, make_engine, make_peer_desk, turns
 from tests.support.sessions import GRANULARITY

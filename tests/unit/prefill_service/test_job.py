@@ -12,10 +12,11 @@ from common.errors import Cancelled, EngineFailed, LeaseExpired, SpanOutOfRange
 from common.kv.digest import DigestKind
 from common.kv.ranges import Range
 from common.kv.spans import Span
-from common.runtime.clock import ManualClock, SystemClock
+from common.runtime.clock import SystemClock
 from common.session.messages import SourceTimings, TransferMode
 from prefill_service.job import Job, run_job
 from prefill_service.span_writer import SlotTarget
+from tests.support.clock import ManualClock
 from tests.support.fakes import PatternEngine, one_hot
 from tests.support.prefill_peers import make_engine
 from tests.support.sessions import GRANULARITY, PROMPT, make_start, make_totals

@@ -13,10 +13,10 @@ from common.kv.geometry import KVGeometry
 from common.kv.plan import SpanGranularity, plan_spans
 from common.kv.ranges import Range
 from common.kv.spans import Span, key_range, value_range
-from common.runtime.clock import ManualClock
 from common.session.messages import GroupTotals, TransferMode
 from decode_service.cache.storage import Kind
 from prefill_service.span_writer import SlotTarget, SpanWriter
+from tests.support.clock import ManualClock
 from tests.support.factories import make_geometry, make_hybrid_geometry
 from tests.support.fakes import PatternEngine, pattern
 from tests.support.sessions import make_start, make_totals

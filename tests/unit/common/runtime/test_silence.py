@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from common.runtime.clock import ManualClock
 from common.runtime.silence import SHORTEST_LIMIT_S, SilenceWatch
+from tests.support.clock import ManualClock
 
 
 def make_watch() -> tuple[SilenceWatch, ManualClock]:

@@ -7,8 +7,8 @@ from contextlib import ExitStack, nullcontext
 import pytest
 
 from common.errors import CallsExhausted
-from common.runtime.clock import ManualClock
 from common.wire.call_limits import DEFAULT_LIMIT, PATIENCE_S, CallLimits
+from tests.support.clock import ManualClock
 
 GENERATE, CHECK = "/a.Service/Generate", "/b.Health/Check"
 

@@ -14,7 +14,6 @@ import pytest
 from common.errors import ConfigError, InvariantViolation
 from common.kv.digest import DigestKind
 from common.kv.plan import SpanGranularity
-from common.runtime.clock import ManualClock
 from common.session.messages import Hello, SlabHandle, VersionRange
 from common.session.negotiation import PrefillOffer
 from common.slab.segment import SlabSegment
@@ -28,6 +27,7 @@ from decode_service.prefill.peer_session import SessionContext
 from decode_service.prefill.prefill_client import PeerState, PrefillPeer
 from kvspan.v1 import transfer_pb2 as pb
 from kvspan.v1 import transfer_pb2_grpc
+from tests.support.clock import ManualClock
 from tests.support.factories import make_geometry
 from tests.support.pair import wait_until
 from tests.support.sessions import make_hello, make_identity, make_offer
