@@ -20,11 +20,14 @@ from common.errors import (
     PeerUnavailable,
     ShuttingDown,
 )
-from common.excerpt import excerpt
+from common.excerpt import printable
 from common.wire.failure import RemoteFailure
 
 MAX_REASON_CHARS = 63
 """Of a reason that a peer chose."""
+
+MAX_TEXT_CHARS = 32 << 10
+"""Of the text of a problem: forty differences in full."""
 
 MAX_DIFFERENCES = 200
 """Of one problem; a peer chooses how many there are, and all of them travel in one status."""
@@ -55,9 +58,11 @@ LEAVING = PeerProblem(ShuttingDown.code, "it is shutting down")
 def problem_of(error: KVSpanError | RemoteFailure) -> PeerProblem:
     """Return what an error that ended a session, or kept one from opening, says."""
     if isinstance(error, RemoteFailure):
-        return PeerProblem(excerpt(error.reason or error.code.name, MAX_REASON_CHARS), str(error))
+        reason = printable(error.reason or error.code.name, MAX_REASON_CHARS)
+        return PeerProblem(reason, printable(str(error), MAX_TEXT_CHARS))
     differences = error.differences if isinstance(error, NegotiationError) else ()
-    return PeerProblem(error.code, str(error), tuple(map(_shown, differences[:MAX_DIFFERENCES])))
+    text = printable(str(error), MAX_TEXT_CHARS)
+    return PeerProblem(error.code, text, tuple(map(_shown, differences[:MAX_DIFFERENCES])))
 
 
 def unavailable(problems: Iterable[PeerProblem]) -> PeerUnavailable:
@@ -73,5 +78,5 @@ def unavailable(problems: Iterable[PeerProblem]) -> PeerUnavailable:
 
 def _shown(difference: Difference) -> Difference:
     return Difference(
-        excerpt(difference.field), excerpt(difference.decode_value), excerpt(difference.prefill_value)
+        printable(difference.field), printable(difference.decode_value), printable(difference.prefill_value)
     )

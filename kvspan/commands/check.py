@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from common.errors import Difference, NegotiationError
-from common.excerpt import excerpt
+from common.excerpt import printable
 from common.kv.spans import SPAN_LAYOUT
 from common.session.messages import Hello, SlabHandle
 from common.session.negotiation import ABSENT, PrefillOffer, compared_fields, negotiate
@@ -37,6 +37,9 @@ SETTLE_PAUSE_S = 0.2
 
 SHOWN_CHARACTERS = 44
 """Longer values are cut in the table where both sides agree."""
+
+MAX_CHARACTERS = 4096
+"""Of any value: the other side chose it."""
 
 CHOSEN = frozenset({"protocol", "modes", "digests", "layout"})
 """Fields that may differ as long as both sides have something in common."""
@@ -179,9 +182,14 @@ def table_lines(rows: Sequence[Row]) -> list[str]:
     """Return the rows under a head, in columns."""
     cells = [("field", "decode", "prefill", "ok")]
     for row in rows:
-        cut = partial(excerpt, limit=SHOWN_CHARACTERS) if row.is_ok else str
+        cut = partial(printable, limit=SHOWN_CHARACTERS if row.is_ok else MAX_CHARACTERS)
         cells.append(
-            (row.field, cut(row.decode_value), cut(row.prefill_value), "ok" if row.is_ok else "DIFFERS")
+            (
+                printable(row.field),
+                cut(row.decode_value),
+                cut(row.prefill_value),
+                "ok" if row.is_ok else "DIFFERS",
+            )
         )
     widths = [max(len(line[column]) for line in cells) for column in range(3)]
     return ["  ".join((*map(str.ljust, line[:3], widths), line[3])) for line in cells]

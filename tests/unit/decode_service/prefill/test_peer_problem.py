@@ -42,6 +42,15 @@ def test_a_peer_cannot_make_a_problem_long() -> None:
     assert max(len(one.decode_value) + len(one.prefill_value) for one in problem.differences) <= 400
 
 
+def test_a_peer_steers_no_terminal() -> None:
+    """Its words are printed by `kvspan status`, line by line."""
+    failure = RemoteFailure(grpc.StatusCode.UNAVAILABLE, "a\x1b[2J\nb", FailureDetails(reason="X\x1bY"))
+
+    problem = problem_of(failure)
+
+    assert (problem.reason, problem.text) == ("XY", "UNAVAILABLE: XY: a[2Jb")
+
+
 def test_a_status_without_a_reason_is_known_by_its_code() -> None:
     """Those that the library makes."""
     assert problem_of(unreachable("/run/p")).reason == "UNAVAILABLE"
