@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -155,15 +154,14 @@ async def test_y29_a_prompt_whose_end_was_accepted_is_answered_without_its_prefi
     configs, gate = make_configs(tmp_path, checkpoints["DENSE"]), Gate()
     monkeypatch.setattr(importer, "digest", digest_after(gate))
     heard: list[PrefillMessage] = []
-    is_breaking = break_streams(monkeypatch, heard)
+    keep_heard(monkeypatch, heard)
     async with running_pair(*configs, load(*configs)) as pair:
         asked = asyncio.create_task(pair.ask(PROMPT, 3))
         gate.let_pass(1)
         await wait_until(lambda: any(isinstance(message, PrefillDone) for message in heard))
         first = pair.decode.peers[0].session
-        is_breaking.set()
+        break_stream(monkeypatch, pair)
         await wait_until(lambda: first is not None and not first.is_open)
-        is_breaking.clear()
 
         assert not asked.done()
         gate.open()
@@ -294,22 +292,24 @@ def withhold(patch: pytest.MonkeyPatch, sequence: int) -> None:
     patch.setattr(servicer, "to_proto", told)
 
 
-def break_streams(patch: pytest.MonkeyPatch, heard: list[PrefillMessage]) -> threading.Event:
-    """Keep what decode hears, and return what breaks every stream with its next word while it is set."""
-    is_breaking = threading.Event()
-
-    def said(message: PrefillMessage) -> transfer_pb2.TransferResponse:
-        if is_breaking.is_set():
-            raise PeerLost("the stream broke")
-        return to_proto(message)
+def keep_heard(patch: pytest.MonkeyPatch, heard: list[PrefillMessage]) -> None:
+    """Append what decode hears from prefill services."""
 
     def kept(response: transfer_pb2.TransferResponse) -> PrefillMessage:
         heard.append(prefill_message_from_proto(response))
         return heard[-1]
 
-    patch.setattr(servicer, "to_proto", said)
     patch.setattr(peer_connection, "prefill_message_from_proto", kept)
-    return is_breaking
+
+
+def break_stream(patch: pytest.MonkeyPatch, pair: Pair) -> None:
+    """Break the one session of a pair behind the next word that prefill says in it."""
+
+    async def broken() -> None:
+        raise PeerLost("the stream broke")
+
+    (peer,) = pair.prefill.servicer.peers
+    patch.setattr(peer, "next_message", broken)
 
 
 def digest_after(gate: Gate) -> Callable[[DigestKind, memoryview], bytes]:
