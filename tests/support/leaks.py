@@ -2,14 +2,17 @@
 
 Theory of operation: a census lists threads, open descriptors, child processes and slab files. What is held
 for the whole life of the process by a library (its event engine, its thread pool) is there before the test
-or is named in KEPT_THREADS. Objects that only wait to be collected are collected first.
+or is named in KEPT_THREADS. Objects that only wait to be collected are collected first. What stands in the
+place of something of its kind is no leak: a pair that tests share may have opened another session meanwhile.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import re
 import threading
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,21 +24,24 @@ KEPT_THREADS = ("pytest_timeout", "asyncio_", "grpc_")
 KEPT_TARGETS = ("anon_inode:", "/dev/urandom")
 """Descriptors that grpc and OpenSSL open once and keep."""
 
+NUMBERS = re.compile(r"\[\d+\]|[0-9a-f]{24}")
+"""Of a socket or pipe, and of a slab."""
+
 
 @dataclass(frozen=True, slots=True)
 class Census:
     """What the process holds at one moment."""
 
-    threads: frozenset[str]
-    """Name and identity of each living Python thread."""
+    threads: Counter[str]
+    """Living Python threads by their names."""
 
-    descriptors: frozenset[str]
-    """Number and target of each open descriptor."""
+    descriptors: Counter[str]
+    """Open descriptors by their targets, without the numbers of those that have no name."""
 
-    children: frozenset[int]
+    children: Counter[str]
     """Process ids of living children, grandchildren included."""
 
-    slab_files: frozenset[str]
+    slab_files: Counter[str]
     """Names in the slab directory."""
 
 
@@ -43,19 +49,17 @@ def take_census(slab_dir: Path) -> Census:
     """Return what this process holds now."""
     gc.collect()
     return Census(
-        threads=frozenset(
-            f"{thread.name} ({thread.ident})"
-            for thread in threading.enumerate()
-            if not thread.name.startswith(KEPT_THREADS)
+        threads=Counter(
+            thread.name for thread in threading.enumerate() if not thread.name.startswith(KEPT_THREADS)
         ),
-        descriptors=frozenset(_descriptors()),
-        children=frozenset(child.pid for child in psutil.Process().children(recursive=True)),
-        slab_files=frozenset(path.name for path in slab_dir.iterdir()) if slab_dir.exists() else frozenset(),
+        descriptors=Counter(_descriptors()),
+        children=Counter(str(child.pid) for child in psutil.Process().children(recursive=True)),
+        slab_files=Counter(path.name for path in slab_dir.iterdir()) if slab_dir.exists() else Counter(),
     )
 
 
 def assert_no_leak(before: Census, slab_dir: Path) -> None:
-    """Fail with everything that is held now and was not held `before`."""
+    """Fail with everything of which more is held now than was `before`."""
     after = take_census(slab_dir)
     leaks = {
         "threads": after.threads - before.threads,
@@ -63,7 +67,7 @@ def assert_no_leak(before: Census, slab_dir: Path) -> None:
         "children": after.children - before.children,
         "slab files": after.slab_files - before.slab_files,
     }
-    left = [f"{kind}: {', '.join(sorted(map(str, items)))}" for kind, items in leaks.items() if items]
+    left = [f"{kind}: {', '.join(sorted(items.elements()))}" for kind, items in leaks.items() if items]
     assert not left, "left behind: " + "; ".join(left)
 
 
@@ -76,5 +80,5 @@ def _descriptors() -> list[str]:
             # The descriptor that listed the directory.
             continue
         if not target.startswith(KEPT_TARGETS):
-            held.append(f"{name} -> {target}")
+            held.append(NUMBERS.sub("", target))
     return held

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -82,3 +83,17 @@ def test_each_kind_of_leak_is_named(
         give_back()
 
     assert_no_leak(before, slab_dir)
+
+
+def test_a_descriptor_in_the_place_of_another_of_its_kind_is_no_leak(slab_dir: Path) -> None:
+    """A connection that was closed and opened again has another number and another socket."""
+    before_ends = socket.socketpair()
+    before = take_census(slab_dir)
+
+    after_ends = socket.socketpair()
+    for end in before_ends:
+        end.close()
+
+    assert_no_leak(before, slab_dir)
+    for end in after_ends:
+        end.close()
