@@ -164,6 +164,33 @@ async def test_a_few_long_texts_are_read_at_a_time(slab_dir: Path) -> None:
         assert all(isinstance(outcome, PromptTooLong) for outcome in outcomes)
 
 
+async def test_a_text_that_is_read_is_counted_and_waited_for(slab_dir: Path) -> None:
+    """It is a request like any other for who looks at the service or ends it."""
+    async with make_desk(slab_dir) as desk:
+        reading = desk.call(LONG)
+        await desk.tokenizer.entered.acquire()
+
+        assert (desk.counts.live, desk.counts.reading) == (1, 1)
+        assert not await desk.pair.core.wait_idle(0.0)
+
+        desk.tokenizer.may_go.set()
+        assert await desk.pair.core.wait_idle(LONG_S)
+        await asyncio.gather(reading, return_exceptions=True)
+        assert (desk.counts.live, desk.counts.reading) == (0, 0)
+
+
+async def test_nobody_reads_for_a_service_that_ends(slab_dir: Path) -> None:
+    """The text would be tokenized to be refused."""
+    async with make_desk(slab_dir) as desk:
+        desk.pair.core.shut_down()
+
+        with pytest.raises(ShuttingDown):
+            await desk.call(LONG)
+
+        assert desk.tokenizer.entered.locked()
+        assert (desk.counts.submitted, desk.counts.refused) == (1, 1)
+
+
 async def test_a_client_that_leaves_while_its_text_is_read_is_gone_at_once(slab_dir: Path) -> None:
     """It held nothing, and is counted."""
     async with make_desk(slab_dir) as desk:
