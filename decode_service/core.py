@@ -186,9 +186,10 @@ class DecodeCore:
             self._leave(request, outcome, reason)
 
     async def _read(self, read: Read) -> Request:
-        """Return a request once it is read; nobody reads for a service that ends."""
+        """Return a request once it is read; nobody reads for a service that ends, or for a full queue."""
         if self._is_shutting_down:
             raise ShuttingDown("the decode service is shutting down")
+        self._owners.admission.check_room(self._counts.reading)
         self._counts.reading += 1
         try:
             request = await read()

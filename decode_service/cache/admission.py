@@ -155,6 +155,16 @@ class Admission:
         """Return how many queued tickets want a slot of this session."""
         return sum(ticket.slots is slots for ticket in self._queue)
 
+    def check_room(self, num_before: int) -> None:
+        """Raise `QueueFull` for a request that is still to be read when those before it fill lanes and queue.
+
+        `num_before` counts the requests that are read already and will be offered first.
+        """
+        free_lanes = self._num_lanes - len(self._live)
+        if len(self._queue) + num_before >= self._queue_limit + free_lanes:
+            self._num_refused += 1
+            raise QueueFull(self._queue_limit)
+
     def statistics(self) -> AdmissionStatistics:
         """Return the counts now."""
         unpublished = [one for one in self._live if one.state is ReservationState.RESERVED]

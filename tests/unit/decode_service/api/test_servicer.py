@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from common.errors import DeadlineExceeded, InvalidRequest, PromptTooLong, ShuttingDown
+from common.errors import DeadlineExceeded, InvalidRequest, PromptTooLong, QueueFull, ShuttingDown
 from common.model.text import LONG_TEXT_CHARS, Tokenizer
 from common.model.tiny import VOCAB_SIZE, make_byte_tokenizer
 from common.runtime.clock import SystemClock
@@ -22,7 +22,7 @@ from decode_service.api.validation import RequestLimits, RequestReader
 from decode_service.core import RequestCounts
 from decode_service.request import Route
 from kvspan.v1 import decode_pb2 as pb
-from tests.support.memory_pair import MemoryPair, memory_pair
+from tests.support.memory_pair import NUM_LANES, QUEUE_LIMIT, MemoryPair, memory_pair
 
 if TYPE_CHECKING:
     from decode_service.api.status import Reporter
@@ -177,6 +177,21 @@ async def test_a_text_that_is_read_is_counted_and_waited_for(slab_dir: Path) -> 
         assert await desk.pair.core.wait_idle(LONG_S)
         await asyncio.gather(reading, return_exceptions=True)
         assert (desk.counts.live, desk.counts.reading) == (0, 0)
+
+
+async def test_texts_that_are_read_fill_the_queue(slab_dir: Path) -> None:
+    """The next one is refused before it is tokenized, for which it would wait, only to be refused then."""
+    async with make_desk(slab_dir) as desk:
+        readings = [desk.call(LONG) for _ in range(NUM_LANES + QUEUE_LIMIT)]
+        for _ in range(MAX_LONG_READS):
+            await desk.tokenizer.entered.acquire()
+
+        with pytest.raises(QueueFull):
+            await desk.call(LONG)
+
+        desk.tokenizer.may_go.set()
+        outcomes = await asyncio.gather(*readings, return_exceptions=True)
+        assert all(isinstance(outcome, PromptTooLong) for outcome in outcomes)
 
 
 async def test_nobody_reads_for_a_service_that_ends(slab_dir: Path) -> None:

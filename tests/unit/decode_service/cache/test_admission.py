@@ -1,6 +1,7 @@
 """Who gets pages, lane and slot, and who waits."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 
@@ -109,6 +110,18 @@ def test_a_full_queue_refuses_and_counts() -> None:
 
     statistics = desk.admission.statistics()
     assert (statistics.num_queued, statistics.num_refused) == (2, 1)
+
+
+@pytest.mark.parametrize(("num_before", "has_room"), [(1, True), (2, False)])
+def test_those_that_are_read_count_as_waiting(num_before: int, has_room: bool) -> None:
+    """The next request is refused before it is read, when it could not even wait."""
+    desk = make_desk(num_lanes=2, queue_limit=1)
+    desk.offer()
+
+    with nullcontext() if has_room else pytest.raises(QueueFull):
+        desk.admission.check_room(num_before)
+
+    assert desk.admission.statistics().num_refused == (not has_room)
 
 
 def test_a_queue_of_none_refuses_whoever_would_wait() -> None:
