@@ -104,7 +104,7 @@ class SpanWriter:
             self._place(layer_index, chunk, tokens, keys, values)
 
     def finish(self) -> tuple[GroupTotals, ...]:
-        """Write and tell what the mode held back; return the totals that PrefillDone carries.
+        """Write and seal what the mode held back; return the totals that PrefillDone carries.
 
         Raises: `EngineFailed` when the engine left out a layer or a chunk; what `CreditRing.open` raises.
         """

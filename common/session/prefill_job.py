@@ -108,7 +108,7 @@ class PrefillJob:
         return True
 
     def release(self, sequence: int) -> bool:
-        """Record that decode has copied a span; False when that span was not told or released before."""
+        """Record that decode has copied a span; False when that span was not sealed, or released before."""
         # Credit for what was never sealed, or twice, would hand out bytes that decode still reads (rule 5).
         if sequence not in self._sealed:
             return False

@@ -1,4 +1,4 @@
-"""Any prompt crosses any window that is large enough, whatever the order and the delay of releases."""
+"""Any prompt crosses any ring that is large enough, whatever the order and the delay of releases."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_writer_ends_once_everything_told_is_released(
     """No order of releases starves a group, and no byte of a span that is open or told is given away."""
     geometry, plan, first_token, prompt_len = drawn
     shares = ring_shares(plan, minimum_ring(plan) + spare)
-    window = CreditRing(shares, CreditTerms(0, threading.Event(), ManualClock()))
+    ring = CreditRing(shares, CreditTerms(0, threading.Event(), ManualClock()))
     slot = Range(4096, 4096 + minimum_ring(plan) + spare)
     coverage = Coverage(geometry.groups, geometry.required(first_token, prompt_len), slot)
     open_spans: dict[int, Range] = {}
@@ -84,13 +84,13 @@ def test_a_writer_ends_once_everything_told_is_released(
         index = random.choice([i for i, (_, group, _) in enumerate(told) if group_index in (None, group)])
         released, _, _ = told.pop(index)
         coverage.release(released)
-        window.release(released)
+        ring.release(released)
 
     def open_place(span: PlannedSpan) -> int:
         """Ask for room, and release spans of the group until there is; an empty list would be a deadlock."""
         while True:
             try:
-                return window.open(span)
+                return ring.open(span)
             except LeaseExpired:
                 release(span.group_index)
 
@@ -103,7 +103,7 @@ def test_a_writer_ends_once_everything_told_is_released(
             open_spans[span.group_index] = extent
         if is_last:
             extent = open_spans.pop(span.group_index)
-            window.sealed(sequence, span)
+            ring.sealed(sequence, span)
             coverage.place(
                 make_span(
                     geometry.groups[span.group_index],
@@ -117,14 +117,14 @@ def test_a_writer_ends_once_everything_told_is_released(
             sequence += 1
         if told and random.random() < 0.3:
             release()
-        window.check_integrity()
+        ring.check_integrity()
         coverage.check_integrity()
 
     assert coverage.is_complete, coverage.missing()
     assert sequence == plan.num_spans
     while told:
         release()
-    assert window.statistics().held_bytes == 0
+    assert ring.statistics().held_bytes == 0
 
 
 @given(drawn=plans(), slot_size=st.integers(0, 60_000))

@@ -1,6 +1,7 @@
 """One session of the prefill service whose slot is a ring: credit comes in, waits end."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -134,3 +135,19 @@ async def test_a_session_that_keeps_the_engine_waiting_until_a_time_limit_goes_l
     (failed,) = await ring.desk.said(1)
     assert isinstance(failed, PrefillFailed)
     assert (failed.reason, ring.is_last) == (LeaseExpired.code, True)
+
+
+async def test_what_a_prompt_waited_for_credit_is_said_once(
+    ring: RingDesk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With its request, not for each of its spans."""
+    caplog.set_level(logging.INFO)
+    await ring.next_span()
+    await ring.until_waiting()
+
+    ring.desk.cancel()
+    await ring.run
+
+    (fields,) = [vars(one)["fields"] for one in caplog.records if one.msg == "credit.waited"]
+    names = {"request_id": ring.job.target.start.request_id, "session": 3, "transfer_id": 21}
+    assert fields == {**names, "waits": 1, "waited_s": 0.0}

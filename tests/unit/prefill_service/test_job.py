@@ -22,7 +22,7 @@ from tests.support.prefill_peers import make_engine
 from tests.support.sessions import GRANULARITY, PROMPT, make_start, make_totals
 
 SLOT = Range(4096, 12_288)
-WINDOW = Range(4096, 4096 + 384)
+RING = Range(4096, 4096 + 384)
 """Room for one span of two tokens in one layer."""
 
 FOREVER_S = 20.0
@@ -57,7 +57,7 @@ def assert_released(job: Job) -> None:
         job.target.memory.tobytes()
 
 
-def test_a_finished_job_says_what_it_told_and_computed() -> None:
+def test_a_finished_job_says_what_it_sealed_and_computed() -> None:
     """Totals of the spans, logits as little-endian floats, and when."""
     told: list[Span] = []
     job, engine, clock = make_job(told), make_engine(), ManualClock(50)
@@ -118,10 +118,10 @@ def test_a_slot_too_small_fails_the_job_and_is_let_go_of() -> None:
 
 
 @pytest.mark.parametrize("mode", [TransferMode.STREAM, TransferMode.WHOLE])
-def test_a_job_in_a_window_goes_on_when_credit_comes_back(mode: TransferMode) -> None:
+def test_a_job_in_a_ring_goes_on_when_credit_comes_back(mode: TransferMode) -> None:
     """Its slot holds one span at a time, and is used once for each."""
     told: list[Span] = []
-    job = make_job(told, WINDOW, mode)
+    job = make_job(told, RING, mode)
 
     def hear(span: Span) -> None:
         told.append(span)
@@ -130,16 +130,16 @@ def test_a_job_in_a_window_goes_on_when_credit_comes_back(mode: TransferMode) ->
     job.target = replace(job.target, seal=hear)
     result = run_job(job, make_engine(), GRANULARITY, ManualClock())
 
-    assert [span.offset for span in told] == [WINDOW.start] * 6
+    assert [span.offset for span in told] == [RING.start] * 6
     assert result.totals == make_totals(told)
     assert_released(job)
 
 
 @pytest.mark.parametrize("mode", [TransferMode.STREAM, TransferMode.WHOLE])
-def test_a_job_in_a_window_fails_when_no_credit_comes(mode: TransferMode) -> None:
+def test_a_job_in_a_ring_fails_when_no_credit_comes(mode: TransferMode) -> None:
     """C14: at the bound, with what it waited for, and it lets go of the slot."""
     told: list[Span] = []
-    job = make_job(told, WINDOW, mode)
+    job = make_job(told, RING, mode)
 
     with pytest.raises(LeaseExpired, match="no credit for 384 bytes of group 0 within 0 s"):
         run_job(job, make_engine(), GRANULARITY, ManualClock())
@@ -151,7 +151,7 @@ def test_a_job_in_a_window_fails_when_no_credit_comes(mode: TransferMode) -> Non
 def test_a_job_given_up_while_it_waits_for_credit_ends_at_once() -> None:
     """However long its bound; whoever gives it up need not know that it waits."""
     told = threading.Event()
-    job = replace(make_job([], WINDOW), credit_wait_s=FOREVER_S)
+    job = replace(make_job([], RING), credit_wait_s=FOREVER_S)
     job.target = replace(job.target, seal=lambda span: told.set())
     with ThreadPoolExecutor(max_workers=1) as pool:
         run = pool.submit(run_job, job, make_engine(), GRANULARITY, SystemClock())
@@ -164,9 +164,9 @@ def test_a_job_given_up_while_it_waits_for_credit_ends_at_once() -> None:
     assert_released(job)
 
 
-def test_a_deferred_job_has_no_window() -> None:
-    """It tells nothing before the end, so no credit could ever come: the slot is too small."""
-    job = make_job([], WINDOW, TransferMode.DEFERRED)
+def test_a_deferred_job_has_no_ring() -> None:
+    """It seals nothing before the end, so no credit could ever come: the slot is too small."""
+    job = make_job([], RING, TransferMode.DEFERRED)
 
     with pytest.raises(SpanOutOfRange, match="slot_size is 384"):
         run_job(job, make_engine(), GRANULARITY, ManualClock())

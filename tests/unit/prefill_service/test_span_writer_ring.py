@@ -31,7 +31,7 @@ MODES = (TransferMode.STREAM, TransferMode.WHOLE)
 
 @dataclass(slots=True)
 class Desk:
-    """A writer into the smallest window; decode imports what is sealed at once, unless it is paused."""
+    """A writer into the smallest ring; decode imports what is sealed at once, unless it is paused."""
 
     geometry: KVGeometry
     prompt_len: int
@@ -97,7 +97,7 @@ class Desk:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("prompt_len", "first_token"), [(9, 0), (21, 0), (21, 11), (61, 0)])
-def test_a_prompt_crosses_the_smallest_window(mode: TransferMode, prompt_len: int, first_token: int) -> None:
+def test_a_prompt_crosses_the_smallest_ring(mode: TransferMode, prompt_len: int, first_token: int) -> None:
     """Every span has its rows when it is sealed, and all is covered though bytes are used again."""
     desk = Desk(HYBRID, prompt_len, first_token, mode)
     coverage = Coverage(HYBRID.groups, HYBRID.required(first_token, prompt_len), desk.slot)
@@ -114,7 +114,7 @@ def test_a_prompt_crosses_the_smallest_window(mode: TransferMode, prompt_len: in
     desk.assert_guarded()
 
 
-def test_whole_through_a_window_tells_nothing_while_it_computes() -> None:
+def test_whole_through_a_ring_seals_nothing_while_it_computes() -> None:
     """It waits for the end as it does with a slot for everything, and then seals each span when copied."""
     desk = Desk(HYBRID, 21, mode=TransferMode.WHOLE)
     engine = PatternEngine(HYBRID, GRANULARITY.chunk_tokens)
