@@ -41,6 +41,8 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 def check_readable(spec: str, folder: Path) -> None:
     """Raise `ConfigError` unless `folder` is a checkpoint whose files can be read; it was given as `spec`."""
     try:
+        if folder.is_file():
+            raise ConfigError("model", spec, "is a file; give the folder that it lies in")
         if not folder.is_dir():
             raise ConfigError("model", spec, "no such folder; models are never downloaded")
         names = {path for pattern in _READ for path in folder.glob(pattern)}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerFast as FastTokenizer
+from transformers.quantizers.auto import AutoHfQuantizer
 
 from common.errors import ConfigError, InvariantViolation, KVSpanError
 from common.excerpt import excerpt
@@ -95,7 +96,9 @@ def load_model(spec: str, dtype: str, page_tokens: int, progress: bool) -> Loade
     if source.family is not None:
         parts = _make_tiny_parts(source, kv_dtype, page_tokens)
     else:
-        parts = _load_parts(spec, _folder_of(source, progress), kv_dtype, page_tokens, progress)
+        folder = _folder_of(source, progress)
+        with shown_progress(progress):
+            parts = _load_parts(spec, folder, kv_dtype, page_tokens)
     with _told(spec, source.folder or Path(spec)):
         return _examine(source, parts, kv_dtype)
 
@@ -156,28 +159,34 @@ def _make_tiny_parts(source: ModelSource, dtype: DType, page_tokens: int) -> _Pa
     return _Parts(make_tiny(config, _TINY_SEED, TORCH_DTYPES[dtype]), make_byte_tokenizer(), geometry)
 
 
-def _load_parts(spec: str, folder: Path, dtype: DType, page_tokens: int, progress: bool) -> _Parts:
+def _load_parts(spec: str, folder: Path, dtype: DType, page_tokens: int) -> _Parts:
     with _told(spec, folder / CONFIG):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         geometry = describe(config, dtype, page_tokens)
+        _refuse_quantization(spec, config)
     check_complete(spec, folder)
     with _told(spec, folder / TOKENIZER):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    return _Parts(_load_weights(spec, folder, dtype, progress), tokenizer, geometry)
+    return _Parts(_load_weights(spec, folder, dtype), tokenizer, geometry)
 
 
-def _load_weights(spec: str, folder: Path, dtype: DType, progress: bool) -> PreTrainedModel:
-    for path in sorted(folder.glob("model*.safetensors")):
+def _load_weights(spec: str, folder: Path, dtype: DType) -> PreTrainedModel:
+    paths = sorted(
+        path for pattern in ("model*.safetensors", "pytorch_model*.bin") for path in folder.glob(pattern)
+    )
+    for path in paths:
         # Only heads are read: the library that loads them all does not say which one is broken.
-        with _told(spec, path), safe_open(path, "pt"):
+        with _told(spec, path), safe_open(path, "pt") if path.suffix == ".safetensors" else nullcontext():
             pass
-    with _told(spec, folder, "weights of "), shown_progress(progress):
+    with _told(spec, paths[0] if len(paths) == 1 else folder):
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=TORCH_DTYPES[dtype],
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            # Reported like missing ones, and refused below; else the names stand in a table on stderr only.
+            ignore_mismatched_sizes=True,
         )
     _refuse_missing(spec, report)
     model.requires_grad_(False)
@@ -186,7 +195,7 @@ def _load_weights(spec: str, folder: Path, dtype: DType, progress: bool) -> PreT
 
 
 @contextmanager
-def _told(spec: str, path: Path, what: str = "") -> Iterator[None]:
+def _told(spec: str, path: Path) -> Iterator[None]:
     """Turn whatever a library raises over a file into `ConfigError` that names it; our own errors pass.
 
     Libraries promise no types, and a panic of native code is not even an Exception.
@@ -197,13 +206,27 @@ def _told(spec: str, path: Path, what: str = "") -> Iterator[None]:
         raise
     except BaseException as error:
         said = excerpt(" ".join(f"{type(error).__name__}: {error}".split()), SHOWN_CHARS)
-        raise ConfigError("model", spec, f"cannot load {what}{path}: {said}") from error
+        raise ConfigError("model", spec, f"cannot load {path}: {said}") from error
 
 
 def _refuse_missing(spec: str, report: dict[str, Any]) -> None:
     missing = sorted(report["missing_keys"])
     if missing:
         raise ConfigError("model", spec, f"the checkpoint lacks {len(missing)} tensors, first {missing[0]}")
+    other = sorted(report["mismatched_keys"])
+    if other:
+        name, found, wanted = other[0]
+        shapes = f"{name} is {list(found)}, its config says {list(wanted)}"
+        raise ConfigError(
+            "model", spec, f"{len(other)} tensors of the checkpoint have another shape, first {shapes}"
+        )
+
+
+def _refuse_quantization(spec: str, config: PreTrainedConfig) -> None:
+    """Refuse a method that transformers does not know: it would load packed weights as if they were plain."""
+    quantization = getattr(config, "quantization_config", None)
+    if isinstance(quantization, dict) and not AutoHfQuantizer.supports_quant_method(quantization):
+        raise ConfigError("model", spec, f"quantization method {quantization['quant_method']!r} is not known")
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: FastTokenizer) -> tuple[int, ...]:

@@ -115,7 +115,7 @@ def test_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     assert refusal(tmp_path / "absent") == "no such folder; models are never downloaded"
-    assert refusal(tmp_path / "file") == "no such folder; models are never downloaded"
+    assert refusal(tmp_path / "file") == "is a file; give the folder that it lies in"
 
 
 @pytest.fixture

@@ -82,6 +82,7 @@ def test_recurrent_model_is_refused_before_its_weights_are_looked_for(tmp_path: 
         ("tokenizer_config.json", b"[]"),
         ("model.safetensors", b"no tensors"),
         ("model.safetensors", b""),
+        ("config.json", b'{"model_type": "llama", "quantization_config": {"x": 1}}'),
         ("generation_config.json", b'{"eos_token_id": "x"}'),
     ],
 )
@@ -132,6 +133,29 @@ def test_missing_tensor_is_refused_and_not_drawn_at_random(folder: Path) -> None
     with pytest.raises(
         ConfigError, match=r"lacks 1 tensors, first model\.layers\.3\.self_attn\.k_proj\.weight"
     ):
+        load_model(str(folder), "float32", page_tokens=16, progress=False)
+
+
+def test_tensor_of_another_shape_is_refused_by_name(folder: Path) -> None:
+    """A config beside the wrong weights: the library puts the names into a table on stderr only."""
+    config = json.loads((folder / "config.json").read_text())
+    config["intermediate_size"] = 77
+    (folder / "config.json").write_text(json.dumps(config))
+
+    with pytest.raises(
+        ConfigError,
+        match=r"tensors have another shape, first model.*mlp.* is \[.*\], its config says \[.*77",
+    ):
+        load_model(str(folder), "float32", page_tokens=16, progress=False)
+
+
+def test_unknown_quantization_is_refused_by_name(folder: Path) -> None:
+    """Row Y11: the library would go on as if the weights were plain ones."""
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "no-such-method"}
+    (folder / "config.json").write_text(json.dumps(config))
+
+    with pytest.raises(ConfigError, match="quantization method 'no-such-method' is not known"):
         load_model(str(folder), "float32", page_tokens=16, progress=False)
 
 
