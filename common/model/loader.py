@@ -216,10 +216,8 @@ def _refuse_missing(spec: str, report: dict[str, Any]) -> None:
     other = sorted(report["mismatched_keys"])
     if other:
         name, found, wanted = other[0]
-        shapes = f"{name} is {list(found)}, its config says {list(wanted)}"
-        raise ConfigError(
-            "model", spec, f"{len(other)} tensors of the checkpoint have another shape, first {shapes}"
-        )
+        first = f"{name} is {list(found)}, its config says {list(wanted)}"
+        raise ConfigError("model", spec, f"{len(other)} tensors have another shape, first {first}")
 
 
 def _refuse_quantization(spec: str, config: PreTrainedConfig) -> None:
