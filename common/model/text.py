@@ -26,6 +26,7 @@ from functools import partial
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from common.errors import ConfigError, InvalidRequest, PromptTooLong, Violation
+from common.model.chat_template import ChatTemplate
 from common.model.text_bound import text_bound
 from common.runtime.limited import run_limited
 
@@ -63,6 +64,7 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._bound = text_bound(self._backend, lambda text: len(self._ids(text, add_special_tokens=False)))
+        self._template = _template_of(pretrained)
         self._try_template()
 
     @property
@@ -79,7 +81,7 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether `encode_chat` can work at all."""
-        return self._pretrained.chat_template is not None
+        return self._template is not None
 
     def encode(self, text: str, *, max_tokens: int | None = None) -> list[int]:
         """Return the ids of a text, with the special tokens this model puts around one.
@@ -98,13 +100,13 @@ class Tokenizer:
         Raises: InvalidRequest when the model has no chat template or its template refuses the messages;
         `PromptTooLong` as `encode` does. All contents count for it, also what the template would leave out.
         """
-        if not self.has_chat_template:
+        if self._template is None:
             raise InvalidRequest(
                 [Violation("chat", "this model has no chat template; send text or token ids")]
             )
         self._check_fits([message.get("content", "") for message in messages], max_tokens)
         try:
-            text = run_limited(partial(self._render, messages), TEMPLATE_LIMIT_S)
+            text = run_limited(partial(self._template.render, messages), TEMPLATE_LIMIT_S)
         except TimeoutError as error:
             raise InvalidRequest([Violation("chat", f"the chat template has {error}")]) from None
         except Exception as refusal:  # a template is a program of the model's author and may raise anything
@@ -125,16 +127,12 @@ class Tokenizer:
             return False
         return next((i in self._byte_ids for i in reversed(token_ids) if self._is_text(i)), False)
 
-    def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        chat = [dict(message) for message in messages]
-        return str(self._pretrained.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
-
     def _try_template(self) -> None:
         """Raise `ConfigError` when the template does not end; one that refuses the trial may take others."""
-        if not self.has_chat_template:
+        if self._template is None:
             return
         try:
-            run_limited(partial(self._render, TRIAL), TEMPLATE_LIMIT_S)
+            run_limited(partial(self._template.render, TRIAL), TEMPLATE_LIMIT_S)
         except TimeoutError as error:
             problem = f"a chat of one short message is {error}"
             raise ConfigError("chat_template", self._pretrained.name_or_path, problem) from None
@@ -157,6 +155,13 @@ class Tokenizer:
 
     def _is_text(self, token_id: int) -> bool:
         return token_id not in self._special_ids and self._backend.id_to_token(token_id) is not None
+
+
+def _template_of(pretrained: PreTrainedTokenizerFast) -> ChatTemplate | None:
+    """Return the template of a model for chats without tools; None also when none of several is that."""
+    templates = pretrained.chat_template
+    source = templates.get("default") if isinstance(templates, dict) else templates
+    return None if source is None else ChatTemplate(source, pretrained.special_tokens_map)
 
 
 class TextStream:

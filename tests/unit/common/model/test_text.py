@@ -204,6 +204,16 @@ def test_a_chat_at_which_the_template_does_not_end_is_refused(monkeypatch: pytes
     assert "limited" not in {thread.name for thread in threading.enumerate()}
 
 
+def test_of_several_templates_the_default_one_is_used() -> None:
+    """Without one the model has none for chats that name no template."""
+    pretrained = make_byte_tokenizer()
+    pretrained.chat_template = {"default": "x", "tool_use": "y"}
+    assert Tokenizer(pretrained).encode_chat([{"role": "user", "content": "hi"}]) == [*b"x"]
+
+    pretrained.chat_template = {"tool_use": "y"}
+    assert not Tokenizer(pretrained).has_chat_template
+
+
 def test_a_template_that_refuses_the_trial_may_take_other_chats() -> None:
     """Some demand a system message, which says nothing about the others."""
     tokenizer = with_template("{% if messages | length < 2 %}{{ raise_exception('no') }}{% endif %}x")
