@@ -17,7 +17,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Thread
 from typing import TextIO
 
@@ -83,4 +83,6 @@ def _copy(reader: int, destination: int, formatter: JSONFormatter) -> None:
 
 def _write(lines: list[bytes], destination: int, formatter: JSONFormatter) -> None:
     for line in filter(bytes.strip, lines):
-        os.write(destination, f"{json_line(line, formatter)}\n".encode())
+        # Whoever reads may be gone; without anybody who empties the pipe its writers would wait for ever.
+        with suppress(OSError):
+            os.write(destination, f"{json_line(line, formatter)}\n".encode())

@@ -15,6 +15,7 @@ import pytest
 from common.errors import ConfigError
 from common.model.folder import check_complete, check_readable
 
+ROOT = Path(__file__).parents[4]
 SPEC = "given"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 7\n"
 NOBODY = 65534
@@ -139,7 +140,8 @@ def test_what_another_user_may_not_read_is_named_with_its_mode(public_folder: Pa
         f"check_readable('given', Path({str(public_folder)!r}))"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     public_folder.chmod(0o755)
 
     owner = os.geteuid()

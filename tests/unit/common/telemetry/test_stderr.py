@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -49,6 +50,25 @@ def test_every_line_of_every_writer_is_one_object() -> None:
     assert texts[:5] == ["a print", "native", "50%", "100%", "\\xff goes on"]
     assert "UserWarning: a warning" in texts[5]
     assert texts[-1] == "no end of line"
+
+
+def test_nobody_waits_for_a_reader_that_is_gone() -> None:
+    """More than a pipe holds is written after whoever collected the lines has ended: the process ends too."""
+    code = (
+        "import os\nfrom common.telemetry.stderr import json_stderr\n"
+        "with json_stderr('decode'):\n"
+        "    for _ in range(2000): os.write(2, b'x' * 99 + b'\\n')\n"
+        "print('done')"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as nobody:
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=nobody, timeout=60, check=False, cwd=ROOT
+        )
+
+    assert done.stdout == b"done\n"
 
 
 @pytest.mark.parametrize(
