@@ -140,8 +140,11 @@ class DecodeCore:
 
     def _check_idle(self) -> None:
         """Check everything while nobody waits for it; raises in a callback of the loop."""
-        if not self._counts.live:
-            self.check_integrity()
+        if self._counts.live:
+            return
+        self.check_integrity()
+        for peer in self._owners.router.peers:
+            peer.check_idle()
 
     def shut_down(self) -> None:
         """Refuse new requests from now on."""

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from common.errors import KVSpanError, PeerLost, PeerUnavailable
+from common.errors import InvariantViolation, KVSpanError, PeerLost, PeerUnavailable
 from common.runtime.clock import Clock
 from common.session.actions import (
     DecodeAction,
@@ -116,6 +116,12 @@ class PeerSession:
         self._machine.check_integrity()
         self._slots.check_integrity()
         self._transfers.check_integrity()
+
+    def check_idle(self) -> None:
+        """Raise `InvariantViolation` when a slot is leased that no transfer holds; for no live request."""
+        leased, held = self._slots.num_leased, self._machine.num_transfers
+        if leased != held:
+            raise InvariantViolation(f"no request is live, {leased} slots are leased, {held} transfers held")
 
     def can_lease(self, size: int) -> bool:
         """Tell whether a transfer with a slot of `size` bytes may start now."""

@@ -143,6 +143,11 @@ class PrefillPeer:
         for session in self._sessions():
             session.check_integrity()
 
+    def check_idle(self) -> None:
+        """Raise `InvariantViolation` when a session keeps what only a live request may keep."""
+        for session in self._sessions():
+            session.check_idle()
+
     async def run(self) -> None:
         """Keep a session open until cancelled."""
         pause_s = FIRST_PAUSE_S

@@ -30,6 +30,7 @@ from decode_service.generate.step_loop import StepLoop
 from decode_service.prefill.importer import Importer
 from decode_service.prefill.journaling import DecodeJournal
 from decode_service.prefill.local_prefill import LocalEngine
+from decode_service.prefill.peer_problem import PeerProblem
 from decode_service.prefill.peer_session import PeerSession, SessionContext
 from decode_service.prefill.routing import Router
 from decode_service.request import Request
@@ -66,7 +67,7 @@ class MemoryPeer:
     """What `PrefillPeer` is to the router: a session, and why there is none."""
 
     target = "memory"
-    problem = "the stream broke"
+    problem = PeerProblem("PREFILL_PEER_LOST", "the stream broke")
 
     def __init__(self) -> None:
         self._session: PeerSession | None = None
@@ -92,6 +93,11 @@ class MemoryPeer:
         """See `PrefillPeer`."""
         for session in self._ended:
             session.check_integrity()
+
+    def check_idle(self) -> None:
+        """See `PrefillPeer`."""
+        for session in self._ended:
+            session.check_idle()
 
 
 class WatchedJournal(DecodeJournal):

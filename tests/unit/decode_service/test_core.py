@@ -188,6 +188,24 @@ async def test_an_idle_service_finds_a_broken_invariant(
     loop.set_exception_handler(None)
 
 
+async def test_an_idle_service_finds_a_slot_that_nobody_holds(
+    slab_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With no request live every lease belongs to a transfer that has not drained; another one leaked."""
+    caplog.set_level(logging.CRITICAL)
+    seen: list[InvariantViolation] = []
+    loop = asyncio.get_running_loop()
+    watch_callbacks(loop, seen.append)
+    async with memory_pair(slab_dir) as pair:
+        slot = pair.peer.last.slots.lease(4096)
+        await pair.generate(make_request())
+        await turns()
+        pair.peer.last.slots.free(slot)
+
+    assert ["1 slots are leased" in str(violation) for violation in seen] == [True]
+    loop.set_exception_handler(None)
+
+
 async def test_a_call_that_ends_with_its_time_limit_has_failed(slab_dir: Path) -> None:
     """The client's library may end it a moment before we do; nobody wished that."""
     async with memory_pair(slab_dir) as pair:
