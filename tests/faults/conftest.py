@@ -53,6 +53,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         "lie": [*LIES][: None if everything else 1],
         "nonsense": [*REQUESTS][: None if everything else 1],
         "num_cancels": [10_000 if everything else 300],
+        "num_silent": [3000 if everything else 300],
         "num_reuses": [1000 if everything else 100],
     }
     for name in values.keys() & set(metafunc.fixturenames):

@@ -100,6 +100,12 @@ class Driver:
         act = partial(strange.play_cancels, count)
         return await self.judge(verdict, Shape(), lambda cluster: act(cluster, self._checks, verdict))
 
+    async def play_silence(self, count: int) -> Verdict:
+        """Play calls that send nothing."""
+        verdict = Verdict("hostile client", f"{count} silent calls")
+        act = partial(strange.play_silence, count)
+        return await self.judge(verdict, Shape(), lambda cluster: act(cluster, self._checks, verdict))
+
     async def play_reuse(self, count: int) -> Verdict:
         """Play many requests over a slab for two."""
         await self._oracle.learn(self._nursery, SLAB_FOR_TWO.model, SWARM)

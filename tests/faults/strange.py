@@ -16,7 +16,7 @@ from tests.faults.hostile import HostilePrefill, Script
 from tests.faults.impostors import LIES, tell
 from tests.faults.processes import eventually
 from tests.faults.services import Cluster
-from tests.faults.strangers import REQUESTS, call, cancelled_calls
+from tests.faults.strangers import REQUESTS, call, cancelled_calls, silent_calls
 from tests.faults.table import Verdict
 
 GROWTH_BYTES = 48 << 20
@@ -84,6 +84,21 @@ async def play_request(name: str, cluster: Cluster, checks: Checks, verdict: Ver
     verdict.outcome = str(outcome)
     if str(outcome) != expected or not outcome.text:
         verdict.wrong.append(f"{outcome} ({outcome.text}), expected {expected}")
+
+
+async def play_silence(count: int, cluster: Cluster, checks: Checks, verdict: Verdict) -> None:
+    """Let a client open calls and send nothing; another one asks, again as long as it is told to."""
+    answered: list[Outcome] = []
+
+    async def is_answered() -> bool:
+        answered[:] = [await Request(cluster.clients[0], VICTIMS[0]).outcome()]
+        return answered[0].reason not in ("CALLS_EXHAUSTED", "QUEUE_FULL")
+
+    async with survivor(cluster, checks, verdict), silent_calls(cluster.address("decode0"), count):
+        await eventually(is_answered)
+    verdict.outcome = str(answered[0])
+    if wrong := checks.wrong_tokens(cluster, VICTIMS[0], answered[0]):
+        verdict.wrong.append(f"neighbour: {wrong}")
 
 
 async def play_cancels(count: int, cluster: Cluster, checks: Checks, verdict: Verdict) -> None:

@@ -8,6 +8,9 @@ Not here: strangers of the prefill service (`impostors.py`).
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -89,6 +92,21 @@ async def cancelled_calls(target: str, count: int) -> None:
                     await one.initial_metadata()
                 one.cancel()
     finally:
+        await channel.close()
+
+
+@asynccontextmanager
+async def silent_calls(target: str, count: int) -> AsyncIterator[None]:
+    """Keep calls open that send nothing, as many as the service lets be."""
+    channel = make_channel(target)
+    open_call: Any = channel.stream_stream(GENERATE)
+    calls = [open_call() for _ in range(count)]
+    try:
+        await asyncio.gather(*(call.wait_for_connection() for call in calls), return_exceptions=True)
+        yield
+    finally:
+        for one in calls:
+            one.cancel()
         await channel.close()
 
 

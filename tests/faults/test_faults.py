@@ -58,6 +58,16 @@ async def test_calls_that_are_given_up_leave_nothing(
     assert verdict.is_good, verdict.text()
 
 
+async def test_calls_that_send_nothing_keep_nobody_out(
+    num_silent: int, driver: Driver, report: list[Verdict]
+) -> None:
+    """However many calls one client opens in silence, another one is answered with its exact tokens."""
+    verdict = await driver.play_silence(num_silent)
+
+    report.append(verdict)
+    assert verdict.is_good, verdict.text()
+
+
 async def test_a_slab_for_two_is_used_by_many(num_reuses: int, driver: Driver, report: list[Verdict]) -> None:
     """Each answer is right for its own prompt, whoever gives up beside it; memory stays flat."""
     verdict = await driver.play_reuse(num_reuses)
