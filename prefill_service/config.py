@@ -28,7 +28,8 @@ class PrefillConfig(ServiceConfig):
         "transfers of one session that may be open; the engine runs one at a time", 64)
     credit_wait_s: float = setting(
         SECONDS, "SECONDS",
-        "how long a prompt larger than its share of the slab waits for room in all before it fails", 30.0)
+        "how long a prompt larger than its share of the slab waits for room in all before it fails; "
+        "a second while another decode service waits for the engine", 30.0)
     # fmt: on
 
     def __post_init__(self) -> None:

@@ -34,7 +34,6 @@ BYTES_PER_WAIT = 2 << 30
 """Bytes that came back for which a job may wait as long again, so that the bound suits prompts of any size:
 with the default of 30 s a decode may copy as slowly as 70 MB/s, far below what a copy with a digest does."""
 
-
 CONTESTED_WAIT_S = 1.0
 """Seconds that a job may keep the engine waiting while another session waits for it. Decode gives a span back
 within milliseconds, but copies them one after another: a whole slab of 256 MiB lies before the last, a decode

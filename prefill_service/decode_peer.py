@@ -148,6 +148,7 @@ class DecodePeer:
             return
         attach = partial(SlabSegment.attach, self._context.slab_dir, handle.name, handle.size_bytes)
         slab = await make_in_thread(attach, SlabSegment.close)
+        # The stream ended while the thread mapped: nobody else knows of this mapping.
         if not self.is_mapping:
             slab.close()
             return
@@ -212,6 +213,7 @@ class DecodePeer:
 
     def _carry_out(self, actions: Iterable[PrefillAction]) -> None:
         for action in actions:
+            # Written down first: no message leaves before the journal has its line.
             self._journal.acted(action)
             self._log.acted(action)
             match action:

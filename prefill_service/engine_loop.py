@@ -112,6 +112,7 @@ class EngineLoop:
         finally:
             self._running = None
             self._changed.set()
+            # Not done after a second cancel: the thread still writes, so the slot stays held.
             if work.done():
                 job.owner.finish(job, _outcome(job, work))
         if isinstance(work.exception(), InvariantViolation):

@@ -1,4 +1,4 @@
-"""The gRPC face of the prefill service: one `DecodePeer` per stream, and its capabilities."""
+"""The gRPC face of the prefill service: one `DecodePeer` per stream, its capabilities and its status."""
 
 from __future__ import annotations
 
@@ -88,7 +88,10 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
         return self._context.totals
 
     def check_integrity(self) -> None:
-        """Raise `InvariantViolation` when what sessions, queue and totals count does not agree."""
+        """Raise `InvariantViolation` when what sessions, queue and totals count does not agree.
+
+        Run whenever the last job has ended: a fault is found at once, and costs no prompt its time.
+        """
         for peer in self.peers:
             peer.check_integrity()
         self._context.queue.check_integrity()
@@ -117,6 +120,8 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
 
     async def _read(self, peer: DecodePeer, context: Context, watch: SilenceWatch) -> None:
         """Feed the session until the peer half-closes."""
+        # One message is carried out before the next is read, so that a peer which floods us waits in its own
+        # transport, and nothing is heard while the slab is being mapped.
         while (request := await context.read()) is not grpc.aio.EOF:
             watch.heard()
             peer.receive(decode_message_from_proto(request))
@@ -127,6 +132,7 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
         """Raise `PeerLost` when decode has been silent for too long; it pings an open session."""
         while True:
             await asyncio.sleep(watch.interval_s)
+            # A large slab takes seconds to map, and nobody reads meanwhile: that silence is ours.
             if peer.is_mapping:
                 watch.heard()
             if watch.look():
