@@ -50,7 +50,7 @@ async def ask_everything(pair: Pair) -> None:
     for mode in MODES:
         await pair.ask(make_prompt(150), transfer=mode)
     await pair.ask(make_prompt(101), route="local")
-    given_up = asyncio.create_task(pair.ask(make_prompt(900)))
+    given_up = asyncio.create_task(pair.ask(make_prompt(900), route="remote"))
     await wait_until(lambda: pair.decode.peers[0].statistics().num_transfers == 1)
     given_up.cancel()
     await asyncio.gather(given_up, return_exceptions=True)
