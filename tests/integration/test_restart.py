@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from common.errors import ConfigError, ShuttingDown
+from common.slab.segment import SlabSegment
 from common.wire.channel import make_channel
 from common.wire.failure import RemoteFailure
 from decode_service.app import SERVICE_NAME, DecodeService
@@ -248,21 +250,30 @@ def maps_a_slab() -> bool:
     return ".slab" in Path("/proc/self/maps").read_text()
 
 
-async def test_no_slab_is_made_for_a_prefill_service_that_shuts_down(dense: Configs, load: LoadPair) -> None:
+async def test_no_slab_is_made_for_a_prefill_service_that_shuts_down(
+    dense: Configs, load: LoadPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Decode leaves an idle session at once, and asks again before it makes another slab."""
-    copies = load(*dense)
+    copies, made, create = load(*dense), list[Path](), SlabSegment.create
+
+    def noted(directory: Path, *rest: Any) -> SlabSegment:
+        made.append(directory)
+        return create(directory, *rest)
+
+    monkeypatch.setattr(SlabSegment, "create", noted)
     async with (
         running_decode(dense[1], copies.decode) as (service, _),
         running_prefill(dense[0], copies.prefill) as (prefill, _),
     ):
         await open_session(service)
+        made.clear()
         assert maps_a_slab()
         prefill.servicer.shut_down()
 
         await wait_until(lambda: ShuttingDown.code in str(service.peers[0].problem))
 
-        await wait_until(lambda: not prefill.servicer.peers)
-        assert not maps_a_slab()
+        await wait_until(lambda: not maps_a_slab())
+        assert made == []
 
 
 async def test_a_prompt_that_does_not_drain_costs_its_neighbours_nothing(
