@@ -195,7 +195,7 @@ def test_create_is_refused_when_the_mount_is_smaller_than_the_slab(small_mount: 
     with pytest.raises(ConfigError, match=f"{4 * PAGE} bytes free") as caught:
         SlabSegment.create(small_mount, 5 * PAGE, "boot-7")
 
-    assert (caught.value.field, caught.value.value) == ("slab_bytes", str(5 * PAGE))
+    assert (caught.value.field, caught.value.value) == ("slab_bytes", 5 * PAGE)
     assert list(small_mount.iterdir()) == []
 
 
