@@ -3,7 +3,8 @@
 Theory of operation: a server is built, its servicers are added to `server.grpc`, it listens on one or more
 addresses and starts. Health is NOT_SERVING until `mark_serving`, and for good after `shut_down`, which lets
 running calls go on; `stop` waits for them and then cuts. Reflection answers under its v1alpha name and
-under v1, whose messages are the same on the wire.
+under v1, whose messages are the same on the wire. How many connections a server takes, and when idle ones
+end, follows from the descriptors that are left (`common/runtime/descriptors.py`).
 
 Ownership: belongs to the event loop it was made on; whoever makes it stops it, or uses it as an async
 context manager, which stops it without waiting.

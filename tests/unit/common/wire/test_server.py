@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-un
 
 from common.errors import ConfigError
 from common.wire.channel import make_channel
-from common.wire.server import make_server
+from common.wire.server import connection_options, make_server
 from tests.support.wire import DECODE_SERVICE, ScriptedDecode, answer_hello, is_serving, serving
 
 TOOLS = Path(sys.executable).parent
@@ -137,6 +137,19 @@ async def test_socket_file_is_gone_when_the_server_has_stopped(tmp_path: Path) -
         assert path.exists()
 
     assert not path.exists()
+
+
+def test_connections_are_fewer_and_shorter_where_descriptors_are_few() -> None:
+    """A connection that was not greeted ends no later than one that is idle."""
+    few, many = dict(connection_options(264)), dict(connection_options(1_000_000))
+
+    assert few == {
+        "grpc.max_allowed_incoming_connections": 200,
+        "grpc.max_connection_idle_ms": 3125,
+        "grpc.server_handshake_timeout_ms": 3125,
+    }
+    assert many["grpc.max_connection_idle_ms"] == 60_000
+    assert many["grpc.server_handshake_timeout_ms"] == 10_000
 
 
 async def test_health_is_not_serving_until_it_is_said() -> None:
