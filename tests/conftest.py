@@ -8,6 +8,7 @@ slabs makes them in the directory of the fixture `slab_dir`.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import tempfile
@@ -60,8 +61,15 @@ SETTLE_S = 10.0
 """What is still held after this time is leaked."""
 
 
+@pytest.fixture(scope="module")
+def young_garbage() -> None:
+    """Leave what libraries hold out of collections from now on: a look at all of it takes a second."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
-def leak_check(slab_dir: Path) -> Iterator[None]:
+def leak_check(young_garbage: None, slab_dir: Path) -> Iterator[None]:
     """Fail the test when a thread, file descriptor, child process or slab file outlives it."""
     before = take_census(slab_dir)
     yield

@@ -6,7 +6,6 @@ All tests of a module run on one event loop, so that they may share a running pa
 from __future__ import annotations
 
 import asyncio
-import gc
 import inspect
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -41,11 +40,9 @@ def is_coroutine(item: pytest.Item) -> bool:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _light_process(checkpoints: dict[str, str]) -> None:
-    """Compute on one thread, as two services and the ORACLE share two cores; look only at new garbage."""
+def _light_process(checkpoints: dict[str, str], young_garbage: None) -> None:
+    """Compute on one thread, as two services and the ORACLE share two cores."""
     torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(scope="session")
