@@ -11,6 +11,7 @@ from decode_service.core import RequestCounts
 from decode_service.request import Request
 from tests.support.fakes import PatternEngine
 from tests.support.memory_pair import MemoryPair
+from tests.support.pair import WAIT_S
 
 
 def counts_of(pair: MemoryPair) -> RequestCounts:
@@ -27,7 +28,7 @@ class Gate:
 
         def on_layer(chunk: Range, layer: int) -> None:
             loop.call_soon_threadsafe(self._entered.set)
-            self._open.wait()
+            self._open.wait(WAIT_S)  # a test that failed before it opened must not hang in its end
 
         engine.on_layer = on_layer
 
