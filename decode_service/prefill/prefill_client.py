@@ -35,6 +35,9 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 REFUSED_PAUSE_S = 5.0
 """Pause after a peer that does not fit."""
 
+MAX_FINISHING = 1
+"""Connections to one peer that only finish: each keeps a slab, and a peer may never drain."""
+
 
 class PeerState(enum.Enum):
     """How the peer stands with us."""
@@ -166,6 +169,8 @@ class PrefillPeer:
 
     async def _connect(self) -> None:
         """Have a connection until it has ended, or only finishes what runs in it."""
+        while len(self._tasks) > MAX_FINISHING:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         connection = PeerConnection(self._target, self._config, self._context, self._opened)
         self._current = connection
         self._kept.append(connection)

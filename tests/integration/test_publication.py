@@ -168,9 +168,10 @@ async def test_y29_a_prompt_whose_end_was_accepted_is_answered_without_its_prefi
         oracle.assert_greedy(PROMPT, await asked)
 
 
-async def test_m4_stages_sum_to_the_whole(pair: Pair) -> None:
-    """M4: the stages of a request sum to its total exactly, and none is negative."""
-    timings = (await pair.ask(PROMPT, 3)).timings
+@pytest.mark.parametrize("mode", MODES)
+async def test_m4_stages_sum_to_the_whole(pair: Pair, mode: str) -> None:
+    """M4: the stages of a request sum to its total exactly, none is negative, the clocks are one."""
+    timings = (await pair.ask(PROMPT, 3, transfer=mode)).timings
 
     stages = [
         getattr(timings, name).ToNanoseconds()
@@ -178,6 +179,7 @@ async def test_m4_stages_sum_to_the_whole(pair: Pair) -> None:
     ]
     assert min(stages) >= 0
     assert sum(stages) == timings.total.ToNanoseconds()
+    assert not timings.clock_error
 
 
 def outside_slot(span: transfer_pb2.KVSpan) -> None:

@@ -1,5 +1,7 @@
 """How the decode service connects to a prefill service."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from collections.abc import AsyncIterator
@@ -11,7 +13,7 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from common.errors import ConfigError, InvariantViolation
+from common.errors import ConfigError, InvariantViolation, PeerLost
 from common.kv.digest import DigestKind
 from common.kv.plan import SpanGranularity
 from common.session.messages import Hello, SlabHandle, VersionRange
@@ -23,6 +25,7 @@ from common.wire.server import make_server
 from decode_service.prefill import prefill_client
 from decode_service.prefill.importer import Importer
 from decode_service.prefill.peer_connection import PeerConfig, PeerConnection, make_slab, received
+from decode_service.prefill.peer_problem import FINISHING
 from decode_service.prefill.peer_session import SessionContext
 from decode_service.prefill.prefill_client import PeerState, PrefillPeer
 from kvspan.v1 import transfer_pb2 as pb
@@ -30,6 +33,7 @@ from kvspan.v1 import transfer_pb2_grpc
 from tests.support.clock import ManualClock
 from tests.support.factories import make_geometry
 from tests.support.pair import wait_until
+from tests.support.prefill_peers import turns
 from tests.support.sessions import make_hello, make_identity, make_offer
 
 pytestmark = pytest.mark.usefixtures("leak_check")
@@ -226,6 +230,56 @@ async def test_a_bug_that_one_peer_finds_does_not_end_the_service(
         await peer.run()
 
     assert "ZeroDivisionError: by a peer" in str(peer.problem)
+
+
+class ScriptedConnection(PeerConnection):
+    """A connection that is passed and ends when a test says so."""
+
+    def __init__(self, made: list[ScriptedConnection]) -> None:
+        super().__init__("none", cast("PeerConfig", None), cast("SessionContext", None), lambda _: None)
+        self._is_over = asyncio.Event()
+        made.append(self)
+
+    def pass_by(self) -> None:
+        """Take no more transfers."""
+        self._has_passed.set()
+
+    def end(self) -> None:
+        """Finish."""
+        self._is_over.set()
+
+    async def run(self) -> PeerLost:
+        """See `PeerConnection`."""
+        await self._is_over.wait()
+        self._has_ended = True
+        self._has_passed.set()
+        return PeerLost("it is over")
+
+
+async def test_one_connection_finishes_beside_one_that_is_open_and_no_third(
+    tmp_path: Path, slab_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a slab: a peer that never drains costs two of them at most."""
+    made: list[ScriptedConnection] = []
+    monkeypatch.setattr(prefill_client, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(prefill_client, "PeerConnection", lambda *_: ScriptedConnection(made))
+    peer = PrefillPeer(f"unix:{tmp_path}/none.sock", make_config(slab_dir), cast("SessionContext", None))
+    running = asyncio.create_task(peer.run())
+    await turns(20)
+    assert len(made) == 1
+
+    made[0].pass_by()
+    await turns(20)
+    made[1].pass_by()
+    await turns(20)
+
+    assert len(made) == 2
+    assert peer.problem == FINISHING
+    made[0].end()
+    await turns(20)
+    assert len(made) == 3
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_service_that_stops_while_a_slab_is_made_leaves_none(
