@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from common.errors import ConfigError, InvariantViolation, KVSpanError
+from common.errors import ConfigError, InvariantViolation
 from common.kv.geometry import KVGeometry
 from common.model.prepare import Prepared, prepare
 from common.runtime.boot import new_boot_id
@@ -34,19 +34,21 @@ from common.wire.server import Server, make_server
 from decode_service.api.servicer import DecodeServicer
 from decode_service.api.status import Facts, Reporter, Sources
 from decode_service.api.validation import RequestLimits, RequestReader
+from decode_service.attempts import LossPolicy, Owners
 from decode_service.cache.admission import Admission
 from decode_service.cache.cache import KVCache
 from decode_service.cache.spec import page_bytes, pool_pages
 from decode_service.cache.storage import PagedStorage
 from decode_service.config import DecodeConfig
-from decode_service.core import DecodeCore, LossPolicy, Owners
+from decode_service.core import DecodeCore
 from decode_service.generate.backends.torch_backend import TorchBackend
 from decode_service.generate.step_loop import StepLoop
 from decode_service.prefill.importer import Importer
 from decode_service.prefill.journaling import DecodeJournal
 from decode_service.prefill.local_prefill import LocalEngine
 from decode_service.prefill.peer_connection import PeerConfig
-from decode_service.prefill.peer_session import PeerSession, SessionContext
+from decode_service.prefill.peer_session import SessionContext
+from decode_service.prefill.places import Place
 from decode_service.prefill.prefill_client import PrefillPeer
 from decode_service.prefill.routing import Router
 from decode_service.request import Route
@@ -124,16 +126,16 @@ class DecodeService:
         self._journal = DecodeJournal(self._record)
         self._importer = Importer(geometry, loaded.storage, self._clock)
         self._cache = KVCache(geometry, loaded.num_pages)
-        self._admission = Admission(
-            self._cache, config.lanes, config.queue_limit, self._journal.reservation_freed
-        )
         self._step_loop = StepLoop(loaded.backend, self.break_off)
-        self._local = LocalEngine(loaded.ready.prefill, geometry, loaded.storage, self._clock, self._journal)
-        self._context = SessionContext(
-            self._importer, self._changed, self._session_closed, self._clock, self._journal
+        self._local = LocalEngine(
+            loaded.ready.prefill, loaded.storage, self._clock, self._journal, self._changed
         )
+        self._context = SessionContext(self._importer, self._changed, self._clock, self._journal)
         self._peers = tuple(self._make_peer(target) for target in config.prefill)
-        self._router = Router(geometry, self._local, self._peers)
+        self._router = Router(self._local, self._peers)
+        self._admission = Admission(
+            self._cache, self._router, config.lanes, config.queue_limit, self._journal.reservation_freed
+        )
         self._core = self._make_core()
         self._server: Server | None = None
         self._servicer: DecodeServicer | None = None
@@ -148,7 +150,7 @@ class DecodeService:
         return self._core
 
     @property
-    def admission(self) -> Admission:
+    def admission(self) -> Admission[Place]:
         """Reservations and the queue."""
         return self._admission
 
@@ -247,14 +249,9 @@ class DecodeService:
         self._record.close()
 
     def _changed(self) -> None:
-        """Something opened or came back: grant waiting requests, look at health."""
+        """Something opened, came back or went away: grant waiting requests, look at health."""
         self._admission.grant_waiting()
         self._router.note_change()
-        self._health.set()
-
-    def _session_closed(self, session: PeerSession, error: KVSpanError) -> None:
-        """Requests that wait for a slot of this session will not get one."""
-        self._admission.fail_waiting(session, error)
         self._health.set()
 
     def break_off(self, error: InvariantViolation) -> None:

@@ -5,43 +5,23 @@ error, cancel, deadline), leaving it drops the CLIENT hold, stops what still run
 once; pages and slot follow when the other holders have let go (`cache/reservation.py`).
 
 Ownership: one per service, event loop only; owns nothing but the counts, and knows all owners.
-Not here: messages of the contract (`api/servicer.py`), opening and closing (`app.py`).
+Not here: tries of a prompt (`attempts.py`), messages (`api/servicer.py`), opening and closing (`app.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
-from random import Random
 
-from common.errors import (
-    Cancelled,
-    InvariantViolation,
-    KVSpanError,
-    PeerLost,
-    PeerUnavailable,
-    PrefillEngineFailed,
-    RequestError,
-    ShuttingDown,
-)
-from common.model.text import Tokenizer
-from common.runtime.clock import Clock
+from common.errors import InvariantViolation, KVSpanError, RequestError, ShuttingDown
 from common.telemetry.logging import log_fields
 from common.telemetry.timeline import Timeline
-from decode_service.cache.admission import Admission, Grant, SlotSource, Ticket
-from decode_service.cache.reservation import Holder
-from decode_service.generate.answer import Answer, TokenEvent
+from decode_service.attempts import Attempts, Owners
+from decode_service.generate.answer import TokenEvent
 from decode_service.generate.sequence import Sequence
-from decode_service.generate.step_loop import StepLoop
-from decode_service.prefill.journaling import DecodeJournal
-from decode_service.prefill.peer_session import PeerSession
-from decode_service.prefill.routing import Router
-from decode_service.publication import publish
-from decode_service.request import Request, Route
+from decode_service.request import Request, RequestCounts
 
 logger = logging.getLogger(__name__)
 
@@ -52,72 +32,13 @@ LATE_TOLERANCE_S = 0.05
 """A client's library ends its call at the same deadline, and its word may be here a moment before."""
 
 
-class LossPolicy(enum.Enum):
-    """What becomes of a request whose prefill service is lost before it was done with it."""
-
-    FAIL = "fail"
-    """UNAVAILABLE; the client may try again."""
-
-    RETRY = "retry"
-    """Run again in another session, also one that is opened meanwhile."""
-
-    LOCAL = "local"
-    """Run again in this process."""
-
-
-LOSSES = (PeerLost, PeerUnavailable, PrefillEngineFailed)
-"""Ends of an attempt after which another prefill service, or this process, may do better."""
-
-MAX_ATTEMPTS = 3
-"""Tries of one request, the first included."""
-
-REOPEN_WAIT_S = 10.0
-"""How long a lost request waits for an open session."""
-
-
-@dataclass(slots=True)
-class RequestCounts:
-    """Requests since start. Invariant: submitted = finished + failed + cancelled + refused + live."""
-
-    submitted: int = 0
-    finished: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    refused: int = 0
-    """Turned away before anything was held."""
-
-    live: int = 0
-    reading: int = 0
-    """Of the live ones those that are still read: they hold nothing, and shutting down waits for them too."""
-
-    prompts_remote: int = 0
-    prompts_local: int = 0
-    retried: int = 0
-    """Attempts after the first, of requests whose prefill service was lost."""
-
-
-@dataclass(frozen=True, slots=True)
-class Owners:
-    """Everything a request passes through."""
-
-    tokenizer: Tokenizer
-    admission: Admission
-    step_loop: StepLoop
-    router: Router
-    loss_policy: LossPolicy
-    clock: Clock
-    rng: Random
-    """Seeds requests that bring no seed."""
-
-    journal: DecodeJournal = field(default_factory=DecodeJournal)
-
-
 class DecodeCore:
     """Runs requests."""
 
     def __init__(self, owners: Owners) -> None:
         self._owners = owners
         self._counts = RequestCounts()
+        self._attempts = Attempts(owners, self._counts)
         self._is_shutting_down = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -175,6 +96,7 @@ class DecodeCore:
                     yield events
             outcome = "finished"
             self._owners.router.observe(request, timeline)
+            self._owners.admission.grant_waiting()
         except (asyncio.CancelledError, GeneratorExit):
             outcome = self._given_up(request, timeline)
             raise
@@ -204,8 +126,7 @@ class DecodeCore:
 
     async def _run(self, request: Request, timeline: Timeline) -> AsyncGenerator[list[TokenEvent]]:
         """Publish one request and decode it."""
-        request = self._owners.router.resolve(request)
-        sequence = await self._publish_somewhere(request, timeline)
+        sequence = await self._attempts.publish(request, timeline)
         try:
             self._owners.step_loop.start(sequence)
             async with aclosing(self._decode(sequence, timeline)) as lists:
@@ -213,92 +134,6 @@ class DecodeCore:
                     yield events
         finally:
             sequence.is_cancelled = True
-
-    async def _publish_somewhere(self, request: Request, timeline: Timeline) -> Sequence:
-        """Compute and publish a prompt; again, as the policy says, when its prefill service is lost.
-
-        Nothing of a lost attempt was published, so no client can have seen a token of it.
-        """
-        attempt, session = 1, None
-        while True:
-            try:
-                waiting = self._owners.admission.num_waiting
-                session = self._owners.router.session_for(request, waiting, avoided=session)
-                return await self._attempt(request, session, timeline, is_retry=attempt > 1)
-            except LOSSES as error:
-                was_granted = timeline.reserved_ns > 0
-                request = await self._after_loss(request, attempt, error, was_granted=was_granted)
-            attempt += 1
-            timeline.spans.clear()
-
-    async def _after_loss(
-        self, request: Request, attempt: int, error: KVSpanError, *, was_granted: bool
-    ) -> Request:
-        """Return the request to try next; raises the error when the policy or the bound says so."""
-        policy = self._owners.loss_policy
-        was_never_started = isinstance(error, PeerUnavailable) and attempt == 1 and not was_granted
-        if attempt >= MAX_ATTEMPTS or policy is LossPolicy.FAIL:
-            raise error
-        if policy is LossPolicy.LOCAL:
-            request = replace(request, route=Route.LOCAL)
-        elif was_never_started:
-            raise error
-        else:
-            await self._owners.router.wait_open(REOPEN_WAIT_S)
-        self._counts.retried += 1
-        fields = log_fields(request_id=request.request_id, attempt=attempt + 1, cause=str(error))
-        logger.warning("request.retried", extra=fields)
-        return request
-
-    async def _attempt(
-        self, request: Request, session: PeerSession | None, timeline: Timeline, *, is_retry: bool
-    ) -> Sequence:
-        """Admit, prefill and publish once."""
-        timeline.is_local = request.route is Route.LOCAL
-        grant = await self._admit(request, session, is_retry=is_retry)
-        timeline.reserved_ns = self._owners.clock.now_ns()
-        try:
-            return await self._prefill(request, session, grant, timeline)
-        except BaseException:
-            grant.reservation.drop(Holder.CLIENT)
-            raise
-
-    async def _admit(self, request: Request, session: PeerSession | None, *, is_retry: bool) -> Grant:
-        """Wait for pages, lane and slot; a retry is first in the queue, which it was in before."""
-        granted: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
-        ticket = self._ticket(request, session, granted)
-        self._owners.admission.offer(ticket, is_first=is_retry)
-        try:
-            return await granted
-        except asyncio.CancelledError:
-            self._owners.admission.withdraw(ticket)
-            if granted.done() and not granted.cancelled() and granted.exception() is None:
-                self._owners.router.refuse(granted.result(), session)
-            raise
-
-    async def _prefill(
-        self, request: Request, session: PeerSession | None, grant: Grant, timeline: Timeline
-    ) -> Sequence:
-        """Compute the prompt where it was asked for, and publish it."""
-        prefill = self._owners.router.begin(request, session, grant, timeline)
-        self._counts.prompts_local += session is None
-        self._counts.prompts_remote += session is not None
-        try:
-            generation = Answer(request, self._owners.tokenizer, self._owners.rng)
-            await prefill.wait()
-            sequence = publish(
-                grant.reservation,
-                prefill,
-                generation,
-                request.prompt_len,
-                self._owners.journal.reservation_published,
-            )
-        except BaseException as error:
-            cause = error if isinstance(error, KVSpanError) else Cancelled(type(error).__name__)
-            prefill.abort(cause)
-            raise
-        timeline.published_ns = self._owners.clock.now_ns()
-        return sequence
 
     async def _decode(self, sequence: Sequence, timeline: Timeline) -> AsyncGenerator[list[TokenEvent]]:
         while True:
@@ -309,29 +144,6 @@ class DecodeCore:
             yield events
             if events[-1].finish is not None:
                 return
-
-    def _ticket(
-        self, request: Request, session: PeerSession | None, granted: asyncio.Future[Grant]
-    ) -> Ticket:
-        slots: SlotSource | None = session
-        return Ticket(
-            prompt_len=request.prompt_len,
-            max_new_tokens=request.sampling.max_new_tokens,
-            slots=slots,
-            slot_bytes=self._owners.router.slot_bytes(request, session),
-            granted=lambda grant: self._deliver_grant(grant, session, granted),
-            failed=lambda error: None if granted.done() else granted.set_exception(error),
-        )
-
-    def _deliver_grant(
-        self, grant: Grant, session: PeerSession | None, granted: asyncio.Future[Grant]
-    ) -> None:
-        """Hand a grant to the call that waits, or give it back when that call has just been cancelled."""
-        self._owners.journal.reservation_made(grant.reservation)
-        if granted.done():
-            self._owners.router.refuse(grant, session)
-        else:
-            granted.set_result(grant)
 
     def _given_up(self, request: Request | None, timeline: Timeline) -> str:
         """Return how a request counts whose call was cancelled; a time limit is no wish of the client."""

@@ -84,6 +84,27 @@ class Request:
         return len(self.prompt_ids)
 
 
+@dataclass(slots=True)
+class RequestCounts:
+    """Requests since start. Invariant: submitted = finished + failed + cancelled + refused + live."""
+
+    submitted: int = 0
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    """Turned away before anything was held."""
+
+    live: int = 0
+    reading: int = 0
+    """Of the live ones those that are still read: they hold nothing, and shutting down waits for them too."""
+
+    prompts_remote: int = 0
+    prompts_local: int = 0
+    retried: int = 0
+    """Attempts after the first, of requests whose prefill service was lost."""
+
+
 def sampling_violations(params: SamplingParams) -> tuple[Violation, ...]:
     """Return every field that is out of its range."""
     rules = (

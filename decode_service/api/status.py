@@ -20,6 +20,7 @@ from decode_service.cache.cache import KVCache
 from decode_service.cache.spec import page_bytes
 from decode_service.core import DecodeCore
 from decode_service.generate.step_loop import StepLoop
+from decode_service.prefill.places import Place
 from decode_service.prefill.prefill_client import PeerState, PrefillPeer
 from decode_service.request import Route
 from kvspan.v1 import decode_pb2 as pb
@@ -55,7 +56,7 @@ class Sources:
     """The owners whose counts are reported."""
 
     core: DecodeCore
-    admission: Admission
+    admission: Admission[Place]
     cache: KVCache
     step_loop: StepLoop
     peers: tuple[PrefillPeer, ...]

@@ -1,61 +1,103 @@
-"""Which request gets pages, lane and slot, and which one waits.
+"""Which request gets pages and a lane, and goes where; and which one waits.
 
 Theory of operation: a request takes everything it will ever hold in one step, in arrival order, or waits;
-nothing is held while waiting, so no order of arrivals can deadlock. Who waits for lane or pages is never
-overtaken, and who waits for a slot is overtaken only by those that want none of the same session: a slow
-peer holds up its own requests and no others, and nobody starves. What can never fit is refused before it is
-queued; a full queue refuses.
+nothing is held while waiting, so no order of arrivals can deadlock, and waiting binds to no place. Whenever
+something came back, the queue is looked at from its head:
 
-    offer --(fits)--> granted                 on_free / slot released --> grant from the queue, in order
-          --(full)--> queued --(fits)--> granted
+    no place could ever take it any more   failed
+    every place that could is busy         waits for these; who is behind it may go elsewhere, never to these
+    a place takes it now                   granted, if there are pages and a lane; else all behind it wait too
+
+So who waits for pages or a lane is never overtaken, and who waits for the slot of a slow peer is overtaken
+only by those who go elsewhere: such a peer holds up those that can go nowhere else, and nobody starves.
+
+    offer --(a place takes it, there is room)--> granted
+          --(else)--> queued --(the same)--> granted
           --(queue full)--> QueueFull
 
 Ownership: one per service, event loop only; the only caller of `KVCache.reserve` and `give_back`.
 Pure: no clock, no I/O; waiting is the caller's future (`granted` is called back).
+Not here: which places there are and which one suits (`Chooser`, `decode_service/prefill/routing.py`).
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 from common.errors import InvariantViolation, KVSpanError, QueueFull
-from common.slab.allocator import Slot
+from common.session.messages import TransferMode
 from decode_service.cache.cache import KVCache
 from decode_service.cache.reservation import Holder, Reservation, ReservationState
+from decode_service.request import Route
 
-
-class SlotSource(Protocol):
-    """Where the slot of a remote prompt comes from: the slab of one session."""
-
-    def can_lease(self, size: int) -> bool:
-        """Tell whether `lease` would succeed now."""
-
-    def lease(self, size: int) -> Slot:
-        """Take a slot; the transfer that uses it gives it back."""
+PlaceT = TypeVar("PlaceT", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    """What an admitted request holds."""
+class Wish:
+    """Where a request wants to be computed, and how."""
+
+    route: Route
+    mode: TransferMode
+    avoided: frozenset[Hashable] = frozenset()
+    """Places at which it was lost before: chosen only for want of another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[PlaceT]):
+    """Where a request goes now, or what it waits for."""
+
+    place: PlaceT | None
+    waits_for: tuple[PlaceT, ...] = ()
+    """Any of these would do; not empty when there is no place."""
+
+    estimates: Mapping[Route, float | None] = field(default_factory=dict)
+    """Seconds by route, where routes were compared."""
+
+
+class Chooser(Protocol[PlaceT]):
+    """Knows the places and chooses among them."""
+
+    def choose(self, prompt_len: int, wish: Wish, ahead: Mapping[PlaceT, int]) -> Choice[PlaceT]:
+        """Return the place that takes a prompt now, or those it waits for.
+
+        `ahead` are the places that are waited for by those who came before, with prompt tokens of these; none
+        of them is chosen.
+
+        Raises: `PromptTooLong` when no place could ever take it, `PeerUnavailable` when none is there that
+        could.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Grant(Generic[PlaceT]):
+    """What an admitted request holds, and where it is to begin at once, before anybody else is granted."""
 
     reservation: Reservation
-    slot: Slot | None
-    """None for a prompt that is computed in this process."""
+    choice: Choice[PlaceT]
+
+    @property
+    def place(self) -> PlaceT:
+        """The place that takes it now."""
+        assert self.choice.place is not None
+        return self.choice.place
 
 
 @dataclass(eq=False, slots=True)
-class Ticket:
+class Ticket(Generic[PlaceT]):
     """A request that wants to be admitted; compared by identity."""
 
     prompt_len: int
     max_new_tokens: int
-    slots: SlotSource | None
-    slot_bytes: int
-    granted: Callable[[Grant], None]
+    wish: Wish
+    granted: Callable[[Grant[PlaceT]], None]
     failed: Callable[[KVSpanError], None]
+    """Called, once queued, when the last place is gone that could take it."""
+
+    is_first: bool = False
+    """Whether it was admitted before and lost it: it waits ahead of all others, and no bound holds for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,64 +121,56 @@ class AdmissionStatistics:
     """Turned away because the queue was full, since start."""
 
 
-class Admission:
+class Admission(Generic[PlaceT]):
     """Hands out reservations in order of arrival."""
 
     def __init__(
         self,
         cache: KVCache,
+        chooser: Chooser[PlaceT],
         num_lanes: int,
         queue_limit: int,
         on_freed: Callable[[Reservation], None] = lambda _: None,
     ) -> None:
         """Start empty; `on_freed` is told of each reservation before its pages come back."""
         self._cache = cache
+        self._chooser = chooser
         self._on_freed = on_freed
         self._num_lanes = num_lanes
         self._queue_limit = queue_limit
-        self._queue: deque[Ticket] = deque()
+        self._queue: list[Ticket[PlaceT]] = []
+        # Invariant: those that are first, then the others, each in order of arrival.
         self._live: set[Reservation] = set()
         # Invariant: len(_live) <= _num_lanes; holds every reservation that is not FREE.
         self._is_granting = False
         # Invariant: True exactly while `grant_waiting` is on the stack.
         self._num_refused = 0
 
-    def offer(self, ticket: Ticket, *, is_first: bool = False) -> None:
-        """Grant the ticket now when it fits and overtakes nobody, else queue it.
+    def offer(self, ticket: Ticket[PlaceT]) -> None:
+        """Grant the ticket now when there is room and a place, and it overtakes nobody; else queue it.
 
-        `is_first` is for a request that was granted before and lost it: it waits ahead of all others, and
-        the bound of the queue does not hold for it.
-
-        Raises: `QueueFull`, `PromptTooLong` when it can never fit; nothing changed.
+        Raises: `QueueFull`; `PromptTooLong` when it can never fit; `PeerUnavailable` when no place is there
+        that could take it. Nothing changed.
         """
         self._cache.check_fits(ticket.prompt_len, ticket.max_new_tokens)
-        is_full = len(self._queue) >= self._queue_limit
-        if is_first:
-            self._queue.appendleft(ticket)
-        else:
-            self._queue.append(ticket)
-        if is_full and not is_first and self._next() is not ticket:
-            self._queue.pop()
+        self._chooser.choose(ticket.prompt_len, ticket.wish, {})
+        has_room = ticket.is_first or len(self._queue) < self._queue_limit
+        num_first = sum(one.is_first for one in self._queue)
+        self._queue.insert(num_first if ticket.is_first else len(self._queue), ticket)
+        if not has_room and not self._is_next(ticket):
+            self._queue.remove(ticket)
             self._num_refused += 1
             raise QueueFull(self._queue_limit)
         self.grant_waiting()
 
-    def withdraw(self, ticket: Ticket) -> None:
+    def withdraw(self, ticket: Ticket[PlaceT]) -> None:
         """Take a ticket out of the queue; nothing happens when it is not queued."""
         if ticket in self._queue:
             self._queue.remove(ticket)
             self.grant_waiting()
 
-    def fail_waiting(self, slots: SlotSource, error: KVSpanError) -> None:
-        """Fail every queued ticket that wants a slot of a session that has ended."""
-        lost = [ticket for ticket in self._queue if ticket.slots is slots]
-        self._queue = deque(ticket for ticket in self._queue if ticket.slots is not slots)
-        for ticket in lost:
-            ticket.failed(error)
-        self.grant_waiting()
-
     def grant_waiting(self) -> None:
-        """Grant from the queue whom nothing holds up; called whenever something came back.
+        """Grant from the queue whom nothing holds up; called whenever something came back or a place changed.
 
         A grant may come back at once; the call that is on the stack then looks at the queue again, so that
         a mass cancel of a long queue does not recurse.
@@ -145,15 +179,15 @@ class Admission:
             return
         self._is_granting = True
         try:
-            while (ticket := self._next()) is not None:
+            while (turn := self._next()) is not None:
+                ticket, outcome = turn
                 self._queue.remove(ticket)
-                self._grant(ticket)
+                if isinstance(outcome, KVSpanError):
+                    ticket.failed(outcome)
+                else:
+                    self._grant(ticket, outcome)
         finally:
             self._is_granting = False
-
-    def num_waiting(self, slots: SlotSource) -> int:
-        """Return how many queued tickets want a slot of this session."""
-        return sum(ticket.slots is slots for ticket in self._queue)
 
     def check_room(self, num_before: int) -> None:
         """Raise `QueueFull` for a request that is still to be read when those before it fill lanes and queue.
@@ -189,30 +223,37 @@ class Admission:
         if any(one.state is ReservationState.FREE for one in self._live):
             raise InvariantViolation("a free reservation is still listed")
         if self._next() is not None:
-            raise InvariantViolation("a queued request fits and was not granted")
+            raise InvariantViolation("the turn of a queued request has come, and it was not granted")
 
-    def _next(self) -> Ticket | None:
-        """Return whose turn it is and for whom there is room; None when everybody has to wait."""
-        held_up: set[SlotSource] = set()
+    def _next(self) -> tuple[Ticket[PlaceT], Choice[PlaceT] | KVSpanError] | None:
+        """Return whose turn it is, and its place or its end; None when everybody has to wait."""
+        ahead: dict[PlaceT, int] = {}
         for ticket in self._queue:
-            if ticket.slots in held_up:
-                continue
-            if ticket.slots is not None and not ticket.slots.can_lease(ticket.slot_bytes):
-                held_up.add(ticket.slots)
-                continue
-            return ticket if self._has_room(ticket) else None
+            try:
+                choice = self._chooser.choose(ticket.prompt_len, ticket.wish, ahead)
+            except KVSpanError as error:
+                return ticket, error
+            if choice.place is not None:
+                # Whoever is behind would overtake it for pages or a lane, wherever it went.
+                return (ticket, choice) if self._has_room(ticket) else None
+            for place in choice.waits_for:
+                share = -(-ticket.prompt_len // len(choice.waits_for))
+                ahead[place] = ahead.get(place, 0) + share
         return None
 
-    def _has_room(self, ticket: Ticket) -> bool:
+    def _is_next(self, ticket: Ticket[PlaceT]) -> bool:
+        turn = self._next()
+        return turn is not None and turn[0] is ticket
+
+    def _has_room(self, ticket: Ticket[PlaceT]) -> bool:
         has_lane = len(self._live) < self._num_lanes
         return has_lane and self._cache.can_reserve(ticket.prompt_len, ticket.max_new_tokens)
 
-    def _grant(self, ticket: Ticket) -> None:
-        slot = ticket.slots.lease(ticket.slot_bytes) if ticket.slots else None
+    def _grant(self, ticket: Ticket[PlaceT], choice: Choice[PlaceT]) -> None:
         pages = self._cache.reserve(ticket.prompt_len, ticket.max_new_tokens)
         reservation = Reservation(pages, self._take_back)
         self._live.add(reservation)
-        ticket.granted(Grant(reservation, slot))
+        ticket.granted(Grant(reservation, choice))
 
     def _take_back(self, reservation: Reservation) -> None:
         self._live.remove(reservation)

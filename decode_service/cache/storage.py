@@ -42,11 +42,17 @@ class PagedStorage:
         groups = geometry.groups
         if len(num_pages) != len(groups) or min(num_pages) < 1:
             raise ValueError(f"{len(groups)} groups need a page each at least, got {tuple(num_pages)}")
+        self._geometry = geometry
         self._tensors = tuple(
             _touched(group, pages * geometry.page_tokens)
             for group, pages in zip(groups, num_pages, strict=True)
         )
         self._bytes = tuple(_bytes_of(tensor) for tensor in self._tensors)
+
+    @property
+    def geometry(self) -> KVGeometry:
+        """Of what is stored."""
+        return self._geometry
 
     def rows(self, group_index: int, group_layer: int, kind: Kind) -> NDArray[np.uint8]:
         """Return the keys or values of one layer as bytes [R, row_bytes]: a writable view."""

@@ -13,6 +13,7 @@ Pure. Ownership: one per service, event loop only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from common.telemetry.timeline import Stages
@@ -38,15 +39,6 @@ class RouteCost:
         return self.overhead_s + num_tokens * self.token_s
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A route, and the estimates it was chosen by; None where nothing was measured."""
-
-    route: Route
-    remote_s: float | None
-    local_s: float | None
-
-
 class CostModel:
     """Learns from finished prompts."""
 
@@ -67,13 +59,19 @@ class CostModel:
             known.num_samples + 1,
         )
 
-    def choose(self, prompt_len: int, remote_backlog: int, local_backlog: int) -> Choice:
-        """Return the cheaper route for a prompt, given the tokens queued before it on each."""
-        remote_s = self._estimate_s(Route.REMOTE, prompt_len + remote_backlog)
-        local_s = self._estimate_s(Route.LOCAL, prompt_len + local_backlog)
-        is_local = remote_s is not None and local_s is not None and local_s < LOCAL_MARGIN * remote_s
-        return Choice(Route.LOCAL if is_local else Route.REMOTE, remote_s, local_s)
+    def estimates(self, num_tokens: Mapping[Route, int]) -> dict[Route, float | None]:
+        """Return the seconds until a prompt is published, by route; None where nothing was measured.
 
-    def _estimate_s(self, route: Route, num_tokens: int) -> float | None:
-        known = self._costs.get(route)
-        return None if known is None else known.estimate_s(num_tokens)
+        `num_tokens` are those to compute up to its end, by route: its own and what is queued before it.
+        """
+        return {
+            route: self._costs[route].estimate_s(count) if route in self._costs else None
+            for route, count in num_tokens.items()
+        }
+
+
+def cheaper(estimates: Mapping[Route, float | None]) -> Route:
+    """Return LOCAL when its estimate is below that of REMOTE by the margin, else REMOTE."""
+    remote_s, local_s = estimates[Route.REMOTE], estimates[Route.LOCAL]
+    is_local = remote_s is not None and local_s is not None and local_s < LOCAL_MARGIN * remote_s
+    return Route.LOCAL if is_local else Route.REMOTE

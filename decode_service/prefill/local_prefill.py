@@ -30,15 +30,16 @@ from common.errors import (
     EngineFailed,
     InvariantViolation,
     KVSpanError,
+    PromptTooLong,
     RequestError,
     told,
 )
-from common.kv.geometry import KVGeometry
 from common.model.prefill import ChunkedPrefill
 from common.runtime.clock import Clock
 from common.runtime.invariants import raise_on
 from common.runtime.tasks import run_to_end
 from common.runtime.tracebacks import drop_tracebacks
+from common.session.messages import TransferMode
 from common.telemetry.logging import log_fields
 from common.telemetry.timeline import Timeline
 from decode_service.cache.reservation import Holder, Reservation
@@ -46,7 +47,7 @@ from decode_service.cache.storage import PagedStorage
 from decode_service.generate.sampling import logits_from_array
 from decode_service.prefill.journaling import DecodeJournal
 from decode_service.prefill.page_writer import PageWriter
-from decode_service.request import Request
+from decode_service.request import Request, Route
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,19 +115,24 @@ class LocalPrefill:
 
 
 class LocalEngine:
-    """The worker thread and its engine."""
+    """The worker thread and its engine: this process as a place for prompts (`places.Place`)."""
+
+    name = "local"
+    route = Route.LOCAL
 
     def __init__(
         self,
         prefill: ChunkedPrefill,
-        geometry: KVGeometry,
         storage: PagedStorage,
         clock: Clock,
         journal: DecodeJournal | None = None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
+        """Start the thread; `on_change` is called when a prompt has ended and the backlog is shorter."""
         self._journal = journal or DecodeJournal()
+        self._on_change = on_change
         self._prefill = prefill
-        self._geometry = geometry
+        self._geometry = storage.geometry
         self._storage = storage
         self._clock = clock
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-prefill")
@@ -136,14 +142,27 @@ class LocalEngine:
         # than numbers, so that nothing of a prompt that was taken back stays in it.
 
     @property
-    def max_prompt_tokens(self) -> int:
-        """Longest prompt."""
-        return self._prefill.max_prompt_tokens
+    def num_running(self) -> int:
+        """Prompts queued or running."""
+        return len(self._live)
 
     @property
     def backlog_tokens(self) -> int:
-        """Prompt tokens queued or running."""
+        """Tokens of these prompts."""
         return sum(prompt.request.prompt_len for prompt in self._live.values())
+
+    def slot_bytes(self, prompt_len: int, mode: TransferMode) -> int:
+        """See `Place`: rows go straight into the pages."""
+        return 0
+
+    def refusal(self, prompt_len: int, mode: TransferMode) -> PromptTooLong | None:
+        """See `Place`: the longest prompt of the engine."""
+        limit = self._prefill.max_prompt_tokens
+        return PromptTooLong("prompt tokens", prompt_len, limit) if prompt_len > limit else None
+
+    def can_take(self, slot_bytes: int) -> bool:
+        """See `Place`: whoever has pages and a lane may queue here; the thread runs one at a time."""
+        return True
 
     def begin(self, request: Request, reservation: Reservation, timeline: Timeline) -> LocalPrefill:
         """Queue a prompt for the engine; its pages stay held until the engine has ended or will not begin."""
@@ -189,6 +208,7 @@ class LocalEngine:
         ending = "done" if error is None else type(error).__name__
         self._journal.local_ended(prompt.reservation, ending, len(prompt.writer.missing()))
         prompt.reservation.drop(Holder.ENGINE)
+        self._on_change()
         if error is None:
             prompt.outcome.set_result(finished.result())
             return

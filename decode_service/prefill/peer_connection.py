@@ -35,6 +35,7 @@ from common.wire.decoding import require_readable
 from common.wire.failure import RemoteFailure, from_rpc_error
 from decode_service.prefill.peer_problem import problem_of
 from decode_service.prefill.peer_session import PeerSession, SessionContext
+from decode_service.prefill.remote_place import RemotePlace
 from kvspan.v1 import transfer_pb2 as pb
 from kvspan.v1 import transfer_pb2_grpc
 
@@ -73,6 +74,7 @@ class PeerConnection:
         self._on_opened = on_opened
         self._boot_id = ""
         self._session: PeerSession | None = None
+        self._place: RemotePlace | None = None
         self._has_passed = asyncio.Event()
         self._has_ended = False
         self._lost: KVSpanError | None = None
@@ -86,6 +88,11 @@ class PeerConnection:
     def session(self) -> PeerSession | None:
         """The session, open or not, once there is a slab for it."""
         return self._session
+
+    @property
+    def place(self) -> RemotePlace | None:
+        """The session as a place for prompts."""
+        return self._place
 
     @property
     def lost(self) -> KVSpanError | None:
@@ -150,6 +157,7 @@ class PeerConnection:
         slab = await make_slab(config)
         hello = config.make_hello(SlabHandle(slab.name, slab.size_bytes, SPAN_LAYOUT))
         session = self._session = PeerSession(hello, slab, self._context)
+        self._place = RemotePlace(self._target, session)
         call = stub.Transfer()
         writer = asyncio.create_task(_write(session, call), name="session-writer")
         lost: KVSpanError = PeerLost("the session with the prefill service was closed here")

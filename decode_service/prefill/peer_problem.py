@@ -18,6 +18,7 @@ from common.errors import (
     NegotiationError,
     PeerLost,
     PeerUnavailable,
+    PromptTooLong,
     ShuttingDown,
 )
 from common.excerpt import printable
@@ -65,12 +66,16 @@ def problem_of(error: KVSpanError | RemoteFailure) -> PeerProblem:
     return PeerProblem(error.code, text, tuple(map(_shown, differences[:MAX_DIFFERENCES])))
 
 
-def unavailable(problems: Iterable[PeerProblem]) -> PeerUnavailable:
-    """Return what a client is told that finds no session: the problem of every peer, each once."""
+def unavailable(problems: Iterable[PeerProblem], refusal: PromptTooLong | None = None) -> PeerUnavailable:
+    """Return what a client is told that finds no session: the problem of every peer, each once.
+
+    `refusal` is why a session that there is can never take its prompt.
+    """
     distinct = list(dict.fromkeys(problems))
     told = "; ".join(one.told_to_clients for one in distinct) or "none is configured"
+    which, but = (" that could take it", f"; the one that is: {refusal}") if refusal else ("", "")
     return PeerUnavailable(
-        f"no prefill service is connected ({told})",
+        f"no prefill service{which} is connected ({told}{but})",
         cause=", ".join(dict.fromkeys(one.reason for one in distinct)),
         differences=[difference for one in distinct for difference in one.differences],
     )

@@ -12,10 +12,12 @@ Ownership: made by `PeerConnection`; owns machine, slots and transfers. Event lo
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from common.errors import InvariantViolation, KVSpanError, PeerLost, PeerUnavailable
+from common.kv.geometry import KVGeometry
 from common.runtime.clock import Clock
 from common.session.actions import (
     DecodeAction,
@@ -31,12 +33,14 @@ from common.session.actions import (
 )
 from common.session.decode_side import WELCOMED, DecodeSession, DecodeSessionStatistics, SessionState
 from common.session.messages import DecodeMessage, Hello, PrefillMessage, Welcome
-from common.slab.allocator import Slot
 from common.slab.segment import SlabSegment
+from common.telemetry.logging import log_fields
 from decode_service.prefill.importer import Importer
 from decode_service.prefill.journaling import DecodeJournal
 from decode_service.prefill.session_slots import SessionSlots
 from decode_service.prefill.session_transfers import SessionParts, SessionTransfers
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +49,7 @@ class SessionContext:
 
     importer: Importer
     on_change: Callable[[], None]
-    """Called when a session opened or gave something back."""
-
-    on_closed: Callable[[PeerSession, KVSpanError], None]
-    """Called when a session takes no more transfers: once when its peer leaves, once when it has closed."""
+    """Called when a session opened, gave something back, takes no more transfers, or has closed."""
 
     clock: Clock
 
@@ -101,6 +102,11 @@ class PeerSession:
         return self._machine.state is SessionState.CLOSED
 
     @property
+    def geometry(self) -> KVGeometry:
+        """Of the KV that is handed over."""
+        return self._machine.geometry
+
+    @property
     def welcome(self) -> Welcome:
         """What the peer said of itself; only once open."""
         welcome = self._machine.welcome
@@ -122,17 +128,6 @@ class PeerSession:
         leased, held = self._slots.num_leased, self._machine.num_transfers
         if leased != held:
             raise InvariantViolation(f"no request is live, {leased} slots are leased, {held} transfers held")
-
-    def can_lease(self, size: int) -> bool:
-        """Tell whether a transfer with a slot of `size` bytes may start now."""
-        if not self.is_open or self._is_leaving:
-            return False
-        # Counts slots, not transfers: one that was granted and has not begun yet will be a transfer, too.
-        return self._slots.num_leased < self.welcome.max_concurrency and self._slots.can_lease(size)
-
-    def lease(self, size: int) -> Slot:
-        """Take a slot for a transfer that is about to begin; see `SessionSlots.lease`."""
-        return self._slots.lease(size)
 
     def greet(self) -> None:
         """Send Hello."""
@@ -157,7 +152,7 @@ class PeerSession:
         overdue = self._transfers.overdue()
         if overdue and not self._is_retired:
             self._is_retired = True
-            self._leave(PeerLost(f"transfer {overdue[0]} did not drain in time"))
+            self._leave()
         if self._is_retired and len(overdue) == self._machine.num_transfers:
             raise PeerLost("a transfer did not drain in time, and the others have ended")
 
@@ -173,7 +168,7 @@ class PeerSession:
         self._journal.closed()
         self._carry_out(self._machine.close(error))
         self._outgoing.put_nowait(None)
-        self._context.on_closed(self, error)
+        self._context.on_change()
 
     def _carry_out(self, actions: Iterable[DecodeAction]) -> None:
         for action in actions:
@@ -189,7 +184,9 @@ class PeerSession:
                     self._slots.unlink()
                     self._context.on_change()
                 case SessionLeaving(error):
-                    self._leave(error)
+                    fields = log_fields(peer_boot_id=self.welcome.boot_id, cause=error)
+                    logger.info("session.leaving", extra=fields)
+                    self._leave()
                 case HalfClose():
                     self._outgoing.put_nowait(None)
                 case SlabIdle():
@@ -198,16 +195,16 @@ class PeerSession:
     def _follow(self, action: DecodeAction) -> None:
         """Do what the end of a transfer means to the session."""
         match action:
-            case TransferFailed(_, PeerUnavailable() as error):
+            case TransferFailed(_, PeerUnavailable()):
                 # A peer that shuts down may say so of one prompt before its GoAway is here.
-                self._leave(PeerLost(str(error)))
+                self._leave()
             case TransferDrained():
                 self._context.on_change()
             case _:
                 pass
 
-    def _leave(self, error: KVSpanError) -> None:
-        """Start nothing from now on, and fail what waits for a slot."""
+    def _leave(self) -> None:
+        """Start nothing from now on; what runs goes on."""
         if not self._is_leaving:
             self._is_leaving = True
-            self._context.on_closed(self, error)
+            self._context.on_change()

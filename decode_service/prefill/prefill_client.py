@@ -25,6 +25,7 @@ from common.wire.failure import RemoteFailure
 from decode_service.prefill.peer_connection import PeerConfig, PeerConnection
 from decode_service.prefill.peer_problem import FINISHING, LEAVING, NOT_CONNECTED, PeerProblem, problem_of
 from decode_service.prefill.peer_session import PeerSession, SessionContext
+from decode_service.prefill.remote_place import RemotePlace
 from decode_service.prefill.session_totals import SessionTotals, totals_of
 
 logger = logging.getLogger(__name__)
@@ -110,6 +111,11 @@ class PrefillPeer:
         """The session in which transfers may start now, if there is one."""
         session = self._current.session if self._current else None
         return session if session is not None and session.is_open and not session.is_leaving else None
+
+    @property
+    def place(self) -> RemotePlace | None:
+        """That session as a place for prompts."""
+        return self._current.place if self._current and self.session else None
 
     @property
     def problem(self) -> PeerProblem | None:

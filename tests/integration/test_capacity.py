@@ -43,7 +43,7 @@ async def test_c3_c9_w4_what_can_never_fit_is_refused_at_once_with_the_numbers(
     configs = make_configs(tmp_path, checkpoints["DENSE"], **changes)
     async with running_pair(*configs, load(*configs)) as pair:
         with pytest.raises(RemoteFailure) as caught:
-            await pair.ask(prompt_of(length), num_tokens)
+            await pair.ask(prompt_of(length), num_tokens, route="remote")
         counts = (await pair.client.status()).requests
         await pair.ask(prompt_of(5), 1)
 

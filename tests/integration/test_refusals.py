@@ -268,7 +268,7 @@ async def test_n3_n6_a_refused_peer_fails_requests_at_once(
     ):
         await wait_until(lambda: is_refused(service))
         with pytest.raises(RemoteFailure) as caught:
-            await client.complete(token_ids=[1, 2], max_new_tokens=1)
+            await client.complete(token_ids=[1, 2], max_new_tokens=1, route="remote")
 
     failure = caught.value
     assert (failure.reason, failure.metadata["cause"]) == ("PREFILL_UNAVAILABLE", "SLAB_NOT_SHARED")

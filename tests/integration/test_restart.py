@@ -60,10 +60,10 @@ async def wait_for_health(address: str, wanted: int) -> None:
 
 
 async def assert_unavailable(address: str) -> None:
-    """Check that a request is refused at once, and told when to come back."""
+    """Check that a request for the prefill service is refused at once, and told when to come back."""
     async with AsyncClient(address) as client:
         with pytest.raises(RemoteFailure) as caught:
-            await client.complete(token_ids=PROMPT, max_new_tokens=1)
+            await client.complete(token_ids=PROMPT, max_new_tokens=1, route="remote")
     assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.UNAVAILABLE, "PREFILL_UNAVAILABLE")
     assert caught.value.retry_after_s == 1
 
@@ -98,6 +98,7 @@ async def test_decode_may_start_first(dense: Configs, load: LoadPair, oracle: Or
         assert await health(address) == NOT_SERVING
         await assert_unavailable(address)
         await assert_served(address, oracle, route="local")
+        await assert_served(address, oracle, route="auto")
 
         async with running_prefill(dense[0], copies.prefill):
             await wait_for_health(address, SERVING)

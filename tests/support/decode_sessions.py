@@ -98,10 +98,9 @@ class SessionDesk:
     journal: DecodeJournal = field(default_factory=DecodeJournal)
     session: PeerSession = field(init=False)
     num_changes: int = 0
-    closed: list[KVSpanError] = field(default_factory=list)
 
     def note_change(self) -> None:
-        """Something opened or came back."""
+        """Something opened, came back or went away."""
         self.num_changes += 1
 
     @property
@@ -179,7 +178,6 @@ def make_session_desk(slab_dir: Path) -> Iterator[SessionDesk]:
         context = SessionContext(
             importer=cast("Importer", importer),
             on_change=desk.note_change,
-            on_closed=lambda session, error: desk.closed.append(error),
             clock=desk.clock,
             journal=desk.journal,
         )

@@ -14,24 +14,27 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, cast
 
-from common.errors import KVSpanError, PeerLost
+from common.errors import PeerLost
 from common.kv.spans import SPAN_LAYOUT
 from common.runtime.clock import SystemClock
 from common.session.messages import DecodeMessage, SlabHandle, StartPrefill
 from common.slab.segment import SlabSegment
 from common.telemetry.timeline import Timeline
+from decode_service.attempts import LossPolicy, Owners
 from decode_service.cache.admission import Admission
 from decode_service.cache.cache import KVCache
 from decode_service.cache.reservation import Reservation
 from decode_service.cache.storage import PagedStorage
-from decode_service.core import DecodeCore, LossPolicy, Owners, Read
+from decode_service.core import DecodeCore, Read
 from decode_service.generate.answer import TokenEvent
 from decode_service.generate.step_loop import StepLoop
 from decode_service.prefill.importer import Importer
 from decode_service.prefill.journaling import DecodeJournal
 from decode_service.prefill.local_prefill import LocalEngine
-from decode_service.prefill.peer_problem import PeerProblem
+from decode_service.prefill.peer_problem import LEAVING, PeerProblem
 from decode_service.prefill.peer_session import PeerSession, SessionContext
+from decode_service.prefill.places import Place
+from decode_service.prefill.remote_place import RemotePlace
 from decode_service.prefill.routing import Router
 from decode_service.request import Request
 from prefill_service.decode_peer import DecodePeer, PeerContext
@@ -44,7 +47,6 @@ from tests.support.sessions import make_hello, make_identity, make_offer
 
 if TYPE_CHECKING:
     from common.model.prefill import ChunkedPrefill
-    from decode_service.prefill.prefill_client import PrefillPeer
 
 IDENTITY = make_identity(GEOMETRY)
 OFFER = replace(make_offer(IDENTITY), max_prompt_tokens=40, max_concurrency=2)
@@ -66,37 +68,49 @@ def reader_of(request: Request) -> Read:
 class MemoryPeer:
     """What `PrefillPeer` is to the router: a session, and why there is none."""
 
-    target = "memory"
-    problem = PeerProblem("PREFILL_PEER_LOST", "the stream broke")
-
-    def __init__(self) -> None:
-        self._session: PeerSession | None = None
-        self._ended: list[PeerSession] = []
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._sessions: list[PeerSession] = []
+        self._place: RemotePlace | None = None
 
     @property
     def session(self) -> PeerSession | None:
-        """The session, while it is open."""
-        session = self._session
+        """The session, while transfers may start in it."""
+        session = self._sessions[-1] if self._sessions else None
         return session if session is not None and session.is_open and not session.is_leaving else None
+
+    @property
+    def place(self) -> RemotePlace | None:
+        """See `PrefillPeer`."""
+        return self._place if self.session else None
+
+    @property
+    def problem(self) -> PeerProblem | None:
+        """See `PrefillPeer`."""
+        return None if self.session else LEAVING
 
     def join(self, session: PeerSession) -> None:
         """Have a new session."""
-        self._session = session
-        self._ended.append(session)
+        self._sessions.append(session)
+        self.put(RemotePlace(self._name, session))
+
+    def put(self, place: RemotePlace) -> None:
+        """Have a place from now on while the session is open."""
+        self._place = place
 
     @property
     def last(self) -> PeerSession:
         """The session that was joined last, whatever became of it."""
-        return self._ended[-1]
+        return self._sessions[-1]
 
     def check_integrity(self) -> None:
         """See `PrefillPeer`."""
-        for session in self._ended:
+        for session in self._sessions:
             session.check_integrity()
 
     def check_idle(self) -> None:
         """See `PrefillPeer`."""
-        for session in self._ended:
+        for session in self._sessions:
             session.check_idle()
 
 
@@ -118,7 +132,7 @@ class MemoryPair:
     """Both services."""
 
     core: DecodeCore
-    admission: Admission
+    admission: Admission[Place]
     cache: KVCache
     storage: PagedStorage
     backend: CountingBackend
@@ -128,8 +142,9 @@ class MemoryPair:
     local: PatternEngine
     """Of the decode service."""
 
-    peer: MemoryPeer
-    router: Router
+    peers: tuple[MemoryPeer, ...]
+    """Prefill services by name; all of them compute with the one engine."""
+
     changed: asyncio.Event
     """Set whenever something came back."""
 
@@ -138,34 +153,50 @@ class MemoryPair:
     prefill: PeerContext
     decode: SessionContext
     decode_peers: list[DecodePeer] = field(default_factory=list)
+    remotes: dict[PeerSession, DecodePeer] = field(default_factory=dict)
+    """The other side of every session."""
+
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
-    async def connect(self) -> PeerSession:
-        """Open a session between the two."""
+    @property
+    def peer(self) -> MemoryPeer:
+        """The first prefill service."""
+        return self.peers[0]
+
+    async def connect(self, number: int = 0) -> PeerSession:
+        """Open a session with a prefill service."""
         slab = SlabSegment.create(self.slab_dir, SLAB_BYTES, "decode-boot")
         hello = replace(make_hello(IDENTITY), slab=SlabHandle(slab.name, slab.size_bytes, SPAN_LAYOUT))
         session, remote = (
             PeerSession(hello, slab, self.decode),
             DecodePeer(len(self.decode_peers), self.prefill, lambda idle: self.changed.set()),
         )
-        self.peer.join(session)
+        self.peers[number].join(session)
         self.decode_peers.append(remote)
         self.tasks += [
             asyncio.create_task(to_prefill(session, remote)),
             asyncio.create_task(to_decode(session, remote)),
         ]
+        self.remotes[session] = remote
         session.greet()
-        await self.router.wait_open(60)
+        while not session.is_open:
+            self.changed.clear()
+            await self.changed.wait()
         return session
 
-    def cut(self) -> None:
-        """Break the stream: each side hears of it on its own."""
-        self.peer.last.close(PeerLost("the stream broke"))
-        self.decode_peers[-1].close()
+    def cut(self, number: int = 0) -> None:
+        """Break the stream with a prefill service: each side hears of it on its own."""
+        session = self.peers[number].last
+        session.close(PeerLost("the stream broke"))
+        self.remotes[session].close()
+
+    def leave(self, number: int = 0) -> None:
+        """Have a prefill service shut down: it ends what it has."""
+        self.remotes[self.peers[number].last].leave()
 
     def leave_upon_start(self) -> None:
-        """Have prefill drain while the next StartPrefill is under way, so that it crosses the GoAway."""
-        remote = self.decode_peers[-1]
+        """Have prefill shut down while the next StartPrefill is under way, so that it crosses the GoAway."""
+        remote = self.remotes[self.peer.last]
         receive = remote.receive
 
         def crossed(message: DecodeMessage) -> None:
@@ -191,8 +222,7 @@ class MemoryPair:
         assert all(pool.free == pool.total for pool in self.cache.statistics().groups)
         assert all(peer.statistics().num_jobs == 0 for peer in self.decode_peers)
         assert self.core.counts.live == 0
-        if self.peer.session is not None:
-            assert self.peer.session.slots.statistics().num_leased == 0
+        assert all(session.slots.num_leased == 0 for session in self.remotes)
 
     async def until_free(self) -> None:
         """Wait until no lane is held, whatever calls are still open."""
@@ -226,8 +256,10 @@ async def to_decode(session: PeerSession, remote: DecodePeer) -> None:
 
 
 @asynccontextmanager
-async def memory_pair(slab_dir: Path, policy: LossPolicy = LossPolicy.FAIL) -> AsyncIterator[MemoryPair]:
-    """Yield both services with an open session; checks at the end that nothing is left."""
+async def memory_pair(
+    slab_dir: Path, policy: LossPolicy = LossPolicy.FAIL, num_peers: int = 1
+) -> AsyncIterator[MemoryPair]:
+    """Yield both services with an open session each; checks at the end that nothing is left."""
     clock, journal = SystemClock(), WatchedJournal()
     cache, storage = KVCache(GEOMETRY, (NUM_PAGES,)), PagedStorage(GEOMETRY, (NUM_PAGES,))
     changed = asyncio.Event()
@@ -236,25 +268,23 @@ async def memory_pair(slab_dir: Path, policy: LossPolicy = LossPolicy.FAIL) -> A
         journal.reservation_freed(reservation)
         changed.set()
 
-    admission = Admission(cache, NUM_LANES, QUEUE_LIMIT, on_freed)
     backend, engine, local = CountingBackend(GEOMETRY), make_engine(), make_engine()
     step_loop, importer = StepLoop(backend), Importer(GEOMETRY, storage, clock)
-    local_engine = LocalEngine(cast("ChunkedPrefill", local), GEOMETRY, storage, clock, journal)
-    peer = MemoryPeer()
-    router = Router(GEOMETRY, local_engine, (cast("PrefillPeer", peer),))
-    core = DecodeCore(Owners(TOKENIZER, admission, step_loop, router, policy, clock, Random(3), journal))
+    peers = tuple(MemoryPeer(f"memory-{number}") for number in range(num_peers))
 
     def on_change() -> None:
         admission.grant_waiting()
         router.note_change()
         changed.set()
 
-    def on_closed(session: PeerSession, error: KVSpanError) -> None:
-        admission.fail_waiting(session, error)
+    local_engine = LocalEngine(cast("ChunkedPrefill", local), storage, clock, journal, on_change)
+    router = Router(local_engine, peers)
+    admission = Admission(cache, router, NUM_LANES, QUEUE_LIMIT, on_freed)
+    core = DecodeCore(Owners(TOKENIZER, admission, step_loop, router, policy, clock, Random(3), journal))
 
     queue: JobQueue[Job] = JobQueue()
     prefill = PeerContext(OFFER, slab_dir, queue, clock, 30.0, 30.0)
-    decode = SessionContext(importer, on_change, on_closed, clock, journal)
+    decode = SessionContext(importer, on_change, clock, journal)
     pair = MemoryPair(
         core=core,
         admission=admission,
@@ -263,8 +293,7 @@ async def memory_pair(slab_dir: Path, policy: LossPolicy = LossPolicy.FAIL) -> A
         backend=backend,
         engine=engine,
         local=local,
-        peer=peer,
-        router=router,
+        peers=peers,
         changed=changed,
         journal=journal,
         slab_dir=slab_dir,
@@ -273,13 +302,15 @@ async def memory_pair(slab_dir: Path, policy: LossPolicy = LossPolicy.FAIL) -> A
     )
     engine_loop = EngineLoop(engine, OFFER.granularity, queue, clock)
     engine_task = asyncio.create_task(engine_loop.run())
-    await pair.connect()
+    for number in range(num_peers):
+        await pair.connect(number)
     try:
         yield pair
         await pair.until_idle()
     finally:
-        if peer.last.is_open:
-            pair.cut()
+        for number, peer in enumerate(peers):
+            if peer.last.is_open:
+                pair.cut(number)
         await asyncio.gather(*pair.tasks)
         engine_task.cancel()
         await asyncio.gather(engine_task, return_exceptions=True)

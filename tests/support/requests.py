@@ -7,8 +7,7 @@ import threading
 from dataclasses import replace
 
 from common.kv.ranges import Range
-from decode_service.core import RequestCounts
-from decode_service.request import Request
+from decode_service.request import Request, RequestCounts
 from tests.support.fakes import PatternEngine
 from tests.support.memory_pair import MemoryPair
 from tests.support.pair import WAIT_S

@@ -21,9 +21,10 @@ from common.runtime.clock import SystemClock
 from common.runtime.invariants import watch_callbacks
 from common.session.messages import TransferMode
 from common.telemetry.timeline import Timeline
-from decode_service.core import LATE_TOLERANCE_S, LossPolicy, RequestCounts
+from decode_service.attempts import LossPolicy
+from decode_service.core import LATE_TOLERANCE_S
 from decode_service.generate.answer import FinishReason
-from decode_service.request import Request, Route
+from decode_service.request import Request, RequestCounts, Route
 from tests.support.decoding import make_request
 from tests.support.memory_pair import memory_pair, reader_of
 from tests.support.prefill_peers import turns

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -15,10 +17,13 @@ from common.errors import (
 )
 from common.kv.ranges import Range
 from common.runtime.invariants import watch_callbacks
-from decode_service.core import LossPolicy, RequestCounts
-from decode_service.request import Route
+from decode_service import attempts
+from decode_service.attempts import LossPolicy
+from decode_service.prefill.remote_place import RemotePlace
+from decode_service.request import RequestCounts, Route
 from tests.support.decoding import make_request
-from tests.support.memory_pair import memory_pair
+from tests.support.memory_pair import MemoryPair, memory_pair
+from tests.support.prefill_peers import turns
 from tests.support.requests import Gate, counts_of, start
 
 pytestmark = pytest.mark.usefixtures("leak_check")
@@ -30,7 +35,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
 
 
-async def test_a_lost_peer_fails_what_it_computes_and_what_waits_for_it(slab_dir: Path) -> None:
+async def test_the_loss_of_the_only_peer_fails_what_it_computes_and_what_waits(slab_dir: Path) -> None:
     """By default the client is told to try again; a new session serves the next request."""
     async with memory_pair(slab_dir) as pair:
         gate = Gate(pair.engine)
@@ -39,9 +44,11 @@ async def test_a_lost_peer_fails_what_it_computes_and_what_waits_for_it(slab_dir
 
         pair.cut()
 
-        for task in tasks:
+        for task in tasks[:2]:
             with pytest.raises(PeerLost):
                 await task
+        with pytest.raises(PeerUnavailable):
+            await tasks[2]
         with pytest.raises(PeerUnavailable):
             await pair.generate(make_request())
         gate.open()
@@ -106,13 +113,21 @@ async def test_a_request_that_a_draining_peer_refuses_may_be_tried_again(slab_di
         await gate.entered()
         pair.leave_upon_start()
 
-        with pytest.raises(PeerUnavailable, match="shutting down"):
-            await pair.generate(make_request())
-        with pytest.raises(PeerUnavailable, match="no prefill service"):
-            await pair.generate(make_request())
+        for _ in range(2):
+            with pytest.raises(PeerUnavailable, match="SHUTTING_DOWN"):
+                await pair.generate(make_request())
 
         gate.open()
         assert "".join(await running) == "defg"
+
+
+async def test_a_request_that_a_peer_turns_away_goes_to_another_one(slab_dir: Path) -> None:
+    """Nothing of it was computed, so it has lost nothing, whatever the policy is."""
+    async with memory_pair(slab_dir, num_peers=2) as pair:
+        pair.leave_upon_start()
+
+        assert "".join(await start(pair, make_request())) == "defg"
+        assert counts_of(pair) == RequestCounts(submitted=1, finished=1, retried=1)
 
 
 @pytest.mark.parametrize("policy", [LossPolicy.LOCAL, LossPolicy.RETRY])
@@ -134,8 +149,101 @@ async def test_a_request_that_a_draining_peer_refuses_runs_elsewhere(
         assert counts_of(pair) == RequestCounts(submitted=1, finished=1, retried=1)
 
 
-async def test_a_grant_of_a_session_that_has_just_ended_is_a_loss(slab_dir: Path) -> None:
-    """The request runs again like any other whose prefill service was lost."""
+@pytest.mark.parametrize("end", [MemoryPair.cut, MemoryPair.leave], ids=["lost", "leaves"])
+async def test_a_peer_takes_only_what_it_was_working_on(
+    slab_dir: Path, end: Callable[[MemoryPair, int], None]
+) -> None:
+    """Whoever waits for a lane or a slot goes to another peer, whatever the policy is."""
+    async with memory_pair(slab_dir, num_peers=2) as pair:
+        gate = Gate(pair.engine)
+        running = [start(pair, make_request()) for _ in range(3)]
+        await gate.entered()
+        waiting = [start(pair, make_request(text)) for text in ("b", "c")]
+        await turns()
+        assert pair.admission.statistics().num_queued == 2
+
+        end(pair, 0)
+        gate.open()
+
+        assert ["".join(await task) for task in waiting] == ["cdef", "defg"]
+        ends = await asyncio.gather(*running, return_exceptions=True)
+        num_lost = sum(isinstance(one, PeerLost) for one in ends)
+        assert num_lost == (2 if end is MemoryPair.cut else 0)
+        assert counts_of(pair) == RequestCounts(submitted=5, finished=5 - num_lost, failed=num_lost)
+
+
+async def test_auto_that_waits_goes_on_in_this_process_when_the_last_peer_is_lost(slab_dir: Path) -> None:
+    """What was computed there is lost, and nothing else."""
+    async with memory_pair(slab_dir) as pair:
+        gate = Gate(pair.engine)
+        running = [start(pair, make_request(route=Route.AUTO)) for _ in range(2)]
+        await gate.entered()
+        waiting = start(pair, make_request(route=Route.AUTO))
+        await turns()
+
+        pair.cut()
+
+        assert "".join(await waiting) == "defg"
+        assert (pair.core.counts.prompts_remote, pair.core.counts.prompts_local) == (2, 1)
+        gate.open()
+        ends = await asyncio.gather(*running, return_exceptions=True)
+        assert [type(one) for one in ends] == [PeerLost] * 2
+
+
+async def test_a_request_that_waits_keeps_waiting_under_retry_when_the_last_peer_is_lost(
+    slab_dir: Path,
+) -> None:
+    """It has lost nothing but its place in the queue, and that it gets back."""
+    async with memory_pair(slab_dir, LossPolicy.RETRY) as pair:
+        gate = Gate(pair.engine)
+        tasks = [start(pair, make_request()) for _ in range(3)]
+        await gate.entered()
+
+        pair.cut()
+        gate.open()
+        await turns()
+        await pair.connect()
+
+        assert ["".join(await task) for task in tasks] == ["defg"] * 3
+        assert counts_of(pair) == RequestCounts(submitted=3, finished=3, retried=3)
+
+
+async def test_a_request_that_waits_fails_under_retry_when_no_peer_comes_back(
+    slab_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After REOPEN_WAIT_S, once, with the reasons."""
+    monkeypatch.setattr(attempts, "REOPEN_WAIT_S", 0.0)
+    async with memory_pair(slab_dir, LossPolicy.RETRY) as pair:
+        gate = Gate(pair.engine)
+        tasks = [start(pair, make_request()) for _ in range(3)]
+        await gate.entered()
+
+        pair.cut()
+        gate.open()
+
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(one) for one in ends] == [PeerUnavailable] * 3
+        assert counts_of(pair) == RequestCounts(submitted=3, failed=2, refused=1, retried=3)
+
+
+async def test_a_lost_request_runs_again_in_another_session_if_there_is_one(slab_dir: Path) -> None:
+    """The engine of the first peer failed at it, and the peer is still there."""
+    async with memory_pair(slab_dir, LossPolicy.RETRY, num_peers=2) as pair:
+        used: list[list[int]] = []
+
+        def on_layer(chunk: Range, layer: int) -> None:
+            used.append([peer.last.slots.num_leased for peer in pair.peers])
+            if len(used) == 1:
+                raise RuntimeError("a device was lost")
+
+        pair.engine.on_layer = on_layer
+
+        assert "".join(await start(pair, make_request())) == "defg"
+        assert (used[0], used[1]) == ([1, 0], [0, 1])
+
+
+async def test_a_prompt_begins_in_the_turn_of_its_grant(slab_dir: Path) -> None:
+    """A session that ends right after takes it along like any other, and it runs again like any other."""
     async with memory_pair(slab_dir, LossPolicy.RETRY) as pair:
         gate, loop = Gate(pair.engine), asyncio.get_running_loop()
         tasks = [start(pair, make_request()) for _ in range(3)]
@@ -153,6 +261,29 @@ async def test_a_grant_of_a_session_that_has_just_ended_is_a_loss(slab_dir: Path
         await pair.connect()
 
         assert ["".join(await task) for task in tasks] == ["defg"] * 3
+
+
+class FullPlace(RemotePlace):
+    """A place that breaks when a prompt begins."""
+
+    def begin(self, *_: object) -> NoReturn:
+        """See `Place`."""
+        raise MemoryError("no room for a message")
+
+
+async def test_a_prompt_that_cannot_begin_fails_alone(slab_dir: Path) -> None:
+    """The call that made room for it is not to blame."""
+    async with memory_pair(slab_dir) as pair:
+        gate = Gate(pair.engine)
+        tasks = [start(pair, make_request()) for _ in range(3)]
+        await gate.entered()
+
+        pair.peer.put(FullPlace("full", pair.peer.last))
+        gate.open()
+
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(one) for one in ends] == [list, list, MemoryError]
+        assert counts_of(pair) == RequestCounts(submitted=3, finished=2, failed=1)
 
 
 async def test_a_broken_invariant_of_the_local_engine_reaches_the_service(slab_dir: Path) -> None:

@@ -19,8 +19,7 @@ from common.runtime.clock import SystemClock
 from common.session.messages import TransferMode
 from decode_service.api.servicer import MAX_LONG_READS, DecodeServicer
 from decode_service.api.validation import RequestLimits, RequestReader
-from decode_service.core import RequestCounts
-from decode_service.request import Route
+from decode_service.request import RequestCounts, Route
 from kvspan.v1 import decode_pb2 as pb
 from tests.support.memory_pair import NUM_LANES, QUEUE_LIMIT, MemoryPair, memory_pair
 

@@ -1,66 +1,50 @@
-"""Who gets pages, lane and slot, and who waits."""
+"""Who gets pages, a lane and a place, and who waits."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
 
-from common.errors import InvariantViolation, KVSpanError, PeerLost, PromptTooLong, QueueFull
-from decode_service.cache.admission import Admission, Ticket
-from decode_service.cache.cache import KVCache
+from common.errors import InvariantViolation, PeerUnavailable, PromptTooLong, QueueFull
 from decode_service.cache.reservation import Holder, ReservationState
-from tests.support.admissions import Desk, Slots, make_desk
-from tests.support.factories import make_hybrid_geometry
-
-LOST = PeerLost("the stream broke")
+from decode_service.request import Route
+from tests.support.admissions import Desk, FakePlace, make_desk
 
 
 def test_a_request_that_fits_gets_everything_at_once() -> None:
-    """Pages of every group, a lane and a slot."""
+    """Pages of every group, a lane and a slot of the place where it begins."""
     desk = make_desk()
 
-    request = desk.offer(prompt_len=9, max_new_tokens=4, slot_bytes=200)
+    offer = desk.offer(prompt_len=9, max_new_tokens=4)
 
-    assert request.grant is not None
-    assert request.grant.slot is not None
-    assert request.grant.slot.size >= 200
-    assert [len(table.pages) for table in request.grant.reservation.pages.tables] == [2, 3]
+    assert [len(table.pages) for table in offer.reservation.pages.tables] == [2, 3]
     assert desk.admission.statistics().lanes_used == 1
-
-
-def test_a_local_request_gets_no_slot() -> None:
-    """A prompt computed here needs no slab."""
-    desk = make_desk()
-
-    request = desk.offer(slot_bytes=None)
-
-    assert request.grant is not None
-    assert request.grant.slot is None
-    assert desk.slots.num_leased == 0
+    assert (offer.place, desk.place.num_running) == ("peer", 1)
 
 
 @pytest.mark.parametrize(
-    ("desk_of", "prompt_len", "slot_bytes"),
+    ("desk_of", "prompt_len"),
     [
-        (lambda: make_desk(num_lanes=1), 3, 64),
-        (lambda: make_desk(num_pages=(6, 3)), 9, 64),
-        (lambda: make_desk(num_pages=(1, 9)), 3, 64),
-        (lambda: make_desk(slab_bytes=128), 3, 128),
+        (lambda: make_desk(num_lanes=1), 3),
+        (lambda: make_desk(num_pages=(6, 3)), 9),
+        (lambda: make_desk(num_pages=(1, 9)), 3),
+        (lambda: make_desk(FakePlace(num_tokens=5)), 3),
+        (lambda: make_desk(FakePlace(max_running=1)), 3),
     ],
-    ids=["lane", "pages of the full group", "pages of the windowed group", "slot"],
+    ids=["lane", "pages of the full group", "pages of the windowed group", "slot", "turn at the place"],
 )
 def test_a_request_that_lacks_one_thing_waits_and_holds_nothing(
-    desk_of: Callable[[], Desk], prompt_len: int, slot_bytes: int
+    desk_of: Callable[[], Desk], prompt_len: int
 ) -> None:
-    """Pages, lane and slot, or nothing: what waits cannot block what runs."""
+    """Pages, lane and place, or nothing: what waits cannot block what runs."""
     desk = desk_of()
-    first = desk.offer(prompt_len=prompt_len, max_new_tokens=1, slot_bytes=slot_bytes)
-    before = (desk.cache.statistics(), desk.slots.num_leased)
+    first = desk.offer(prompt_len)
+    before = (desk.cache.statistics(), desk.place.num_running)
 
-    second = desk.offer(prompt_len=prompt_len, max_new_tokens=1, slot_bytes=slot_bytes)
+    second = desk.offer(prompt_len)
 
     assert not second.is_granted
-    assert (desk.cache.statistics(), desk.slots.num_leased) == before
+    assert (desk.cache.statistics(), desk.place.num_running) == before
     first.leave()
     assert second.is_granted
 
@@ -171,43 +155,101 @@ def test_withdrawing_what_is_not_queued_does_nothing() -> None:
     assert desk.admission.statistics().lanes_used == 1
 
 
-def test_a_lost_session_fails_exactly_those_that_wait_for_its_slots() -> None:
-    """The others keep their places and move up."""
-    desk = make_desk(num_lanes=1)
-    running, other = desk.offer(), Slots(4096)
-    waiting = [desk.offer(), desk.offer(slots=other), desk.offer(slot_bytes=None), desk.offer()]
+def test_who_waits_is_bound_to_no_place() -> None:
+    """Waiting for a lane, while the only peer goes and another one comes."""
+    desk = make_desk(FakePlace("first"), FakePlace("second"), num_lanes=1)
+    desk.join(1, None)
+    running, waiting = desk.offer(), desk.offer()
+    desk.join(1, FakePlace("second"))
 
-    desk.admission.fail_waiting(desk.slots, LOST)
-
-    assert [request.error for request in waiting] == [LOST, None, None, LOST]
+    desk.leave(0)
     running.leave()
-    assert [request.is_granted for request in waiting] == [False, True, False, False]
-    assert running.error is None
+
+    assert waiting.place == "second"
 
 
-def test_a_session_without_room_holds_up_its_own_requests_and_no_others() -> None:
-    """A slow peer must not be felt by those who ask another one, or none."""
-    desk, other = make_desk(slab_bytes=64), Slots(64)
-    desk.offer(slot_bytes=64)
+def test_who_waits_for_a_slot_goes_to_whichever_place_has_one() -> None:
+    """Also one that has come meanwhile."""
+    desk = make_desk(FakePlace("first", max_running=1), FakePlace("second"))
+    desk.join(1, None)
+    desk.offer()
+    waiting = desk.offer()
 
-    blocked, behind = desk.offer(slot_bytes=64), desk.offer(slot_bytes=64)
-    local, elsewhere = desk.offer(slot_bytes=None), desk.offer(slot_bytes=64, slots=other)
+    desk.join(1, FakePlace("second"))
 
-    assert [one.is_granted for one in (blocked, behind, local, elsewhere)] == [False, False, True, True]
-    assert desk.admission.num_waiting(desk.slots) == 2
-    assert desk.admission.num_waiting(other) == 0
-    desk.admission.fail_waiting(desk.slots, LOST)
-    assert (blocked.error, behind.error) == (LOST, LOST)
-    for one in desk.granted:
-        one.leave()
-    desk.assert_idle()
+    assert waiting.place == "second"
+
+
+def test_who_waits_fails_when_the_last_place_is_gone() -> None:
+    """Not before, with the problems of the peers, and without touching those who have another place."""
+    desk = make_desk(FakePlace("first"), FakePlace("second"), num_lanes=1)
+    running = desk.offer()
+    waiting, auto = desk.offer(), desk.offer(route=Route.AUTO)
+
+    desk.leave(0)
+    assert waiting.is_waiting
+    desk.leave(1)
+
+    assert isinstance(waiting.error, PeerUnavailable)
+    assert "SHUTTING_DOWN" in str(waiting.error)
+    assert auto.is_waiting
+    running.leave()
+    assert auto.place == "local"
+
+
+def test_who_waits_fails_when_only_places_are_left_that_can_never_take_it() -> None:
+    """And all that are configured are there to be asked; the numbers are of what is left."""
+    desk = make_desk(FakePlace("large", max_running=1), FakePlace("small", max_prompt_tokens=4))
+    desk.offer(9)
+    waiting = desk.offer(9)
+
+    desk.join(0, FakePlace("large", max_prompt_tokens=5))
+
+    assert isinstance(waiting.error, PromptTooLong)
+    assert (waiting.error.needed, waiting.error.limit) == (9, 5)
+
+
+def test_a_request_without_a_place_is_refused_before_it_is_queued() -> None:
+    """At once, also when the queue is full, and not as one for which the queue was too short."""
+    desk = make_desk(num_lanes=1, queue_limit=0)
+    desk.offer()
+    desk.leave()
+
+    with pytest.raises(PeerUnavailable):
+        desk.offer()
+
+    assert desk.admission.statistics().num_refused == 0
+
+
+def test_a_place_without_room_holds_up_those_that_can_go_nowhere_else() -> None:
+    """A slow peer must not be felt by those who fit another place, or ask none."""
+    slow, other = FakePlace("slow", num_tokens=9), FakePlace("other", num_tokens=5)
+    desk = make_desk(slow, other)
+    desk.offer(9)
+
+    blocked, behind = desk.offer(9), desk.offer(6)
+    elsewhere, local = desk.offer(3), desk.offer(9, route=Route.LOCAL)
+
+    assert [one.place for one in (blocked, behind, elsewhere, local)] == ["", "", "other", "local"]
+
+
+def test_who_waits_for_two_places_is_overtaken_at_neither() -> None:
+    """A large prompt would starve under small ones that each fit what is left."""
+    desk = make_desk(FakePlace("first", num_tokens=9), FakePlace("second", num_tokens=9))
+    running = [desk.offer(5), desk.offer(5)]
+    large, small = desk.offer(8), desk.offer(1)
+    assert (large.is_granted, small.is_granted) == (False, False)
+
+    running[1].leave()
+
+    assert [large.place, small.place] == ["second", "first"]
 
 
 def test_who_waits_for_a_slot_is_first_for_pages_once_it_is_there() -> None:
     """Those who overtook meanwhile do not starve it."""
-    desk = make_desk(num_lanes=2, slab_bytes=64)
-    holder, waiting = desk.offer(slot_bytes=64), desk.offer(slot_bytes=64)
-    passing = [desk.offer(slot_bytes=None) for _ in range(2)]
+    desk = make_desk(FakePlace(max_running=1), num_lanes=2)
+    holder, waiting = desk.offer(), desk.offer()
+    passing = [desk.offer(route=Route.LOCAL) for _ in range(2)]
     assert [one.is_granted for one in passing] == [True, False]
 
     holder.leave()
@@ -306,15 +348,13 @@ def test_pages_taken_past_admission_are_found() -> None:
         desk.admission.check_integrity()
 
 
-def test_a_head_that_fits_and_waits_is_found() -> None:
+def test_a_turn_that_was_missed_is_found() -> None:
     """A return that nobody announced would leave requests waiting for ever."""
-    cache = KVCache(make_hybrid_geometry(windows=(6, None)), (6, 9))
-    admission = Admission(cache, num_lanes=2, queue_limit=1)
-    slots = Slots(0)
-    errors: list[KVSpanError] = []
-    admission.offer(Ticket(3, 1, slots, 64, lambda grant: None, errors.append))
+    desk = make_desk(FakePlace(max_running=1))
+    first, _ = desk.offer(), desk.offer()
 
-    slots.grow(64)
+    assert first.prefill is not None
+    desk.place.end(first.prefill)
 
     with pytest.raises(InvariantViolation, match="was not granted"):
-        admission.check_integrity()
+        desk.admission.check_integrity()

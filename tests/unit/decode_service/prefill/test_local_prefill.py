@@ -13,6 +13,7 @@ import pytest
 from common.errors import Cancelled, EngineFailed, KVSpanError
 from common.kv.ranges import Range
 from common.runtime.clock import SystemClock
+from common.session.messages import TransferMode
 from common.telemetry.timeline import Timeline
 from decode_service.cache.cache import KVCache
 from decode_service.cache.reservation import Holder, Reservation
@@ -40,11 +41,18 @@ class Bench:
     def __init__(self) -> None:
         self.pattern = PatternEngine(GEOMETRY)
         self.freed: list[Reservation] = []
+        self.backlogs: list[int] = []
+        """What was left whenever something changed."""
+
         self._journal = DecodeJournal()
         self._cache = KVCache(GEOMETRY, (NUM_PAGES,))
         storage = PagedStorage(GEOMETRY, (NUM_PAGES,))
         prefill = cast("ChunkedPrefill", self.pattern)
-        self.engine = LocalEngine(prefill, GEOMETRY, storage, SystemClock(), self._journal)
+        self.engine = LocalEngine(prefill, storage, SystemClock(), self._journal, self.note_change)
+
+    def note_change(self) -> None:
+        """A prompt has ended."""
+        self.backlogs.append(self.engine.backlog_tokens)
 
     def begin(self, prompt: str = "abc") -> tuple[LocalPrefill, Reservation]:
         """Queue a prompt; its call still holds the pages."""
@@ -84,6 +92,30 @@ async def test_a_prompt_is_whole_when_its_engine_has_ended() -> None:
         assert int(local.prove_complete().argmax()) == ord("d")
         assert reservation.holders == {Holder.CLIENT}
         assert bench.engine.backlog_tokens == 0
+
+
+async def test_a_prompt_that_has_ended_is_told_with_the_backlog_that_is_left() -> None:
+    """Where the next prompt is computed depends on it."""
+    async with make_bench() as bench:
+        first, second = bench.begin("abc")[0], bench.begin("abcde")[0]
+
+        await first.wait()
+        await second.wait()
+
+        assert bench.backlogs == [5, 0]
+
+
+@pytest.mark.parametrize(("prompt_len", "is_refused"), [(64, False), (65, True)])
+async def test_a_prompt_beyond_the_engine_is_refused_with_both_numbers(
+    prompt_len: int, is_refused: bool
+) -> None:
+    """The one thing that this process can never do."""
+    async with make_bench() as bench:
+        refusal = bench.engine.refusal(prompt_len, TransferMode.DEFERRED)
+
+        assert (refusal is not None) is is_refused
+        if refusal:
+            assert (refusal.limit_name, refusal.needed, refusal.limit) == ("prompt tokens", 65, 64)
 
 
 def raises(error: Exception) -> Callable[[Range, int], None]:

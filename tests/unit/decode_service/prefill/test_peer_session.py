@@ -24,7 +24,6 @@ from common.telemetry.timeline import Timeline
 from decode_service.cache.reservation import Holder
 from tests.support.decode_sessions import (
     REQUEST,
-    SLAB_BYTES,
     STATES,
     Making,
     SessionDesk,
@@ -47,12 +46,10 @@ async def desk(slab_dir: Path) -> AsyncIterator[SessionDesk]:
         await desk.open()
         yield desk
         desk.session.check_integrity()
-        if not desk.closed:
-            desk.session.close(LOST)
+        desk.session.close(LOST)
         desk.importer.finish()
         assert desk.session.slots.is_unmapped
         assert desk.num_slots == 0
-        assert len(desk.closed) == 1
 
 
 async def test_a_welcome_opens_the_session_and_unlinks_the_slab(slab_dir: Path) -> None:
@@ -62,7 +59,6 @@ async def test_a_welcome_opens_the_session_and_unlinks_the_slab(slab_dir: Path) 
         (hello,) = await desk.said()
         assert isinstance(hello, Hello)
         assert os.listdir(slab_dir) == [hello.slab.name]
-        assert not desk.session.can_lease(64)
 
         desk.session.receive(replace(make_welcome(), nonce=desk.slab.nonce))
 
@@ -241,29 +237,6 @@ async def test_one_transfer_fails_alone(desk: SessionDesk) -> None:
     assert whole.prefill.prove_complete() is not None
     whole.prefill.settle()
     desk.cancelled(broken)
-
-
-async def test_slots_are_leased_while_the_session_is_open(desk: SessionDesk) -> None:
-    """Up to the size of the slab, and never from one that is abandoned."""
-    assert desk.session.slots.capacity_bytes == SLAB_BYTES - 4096
-    assert desk.session.can_lease(SLAB_BYTES - 4096)
-    assert not desk.session.can_lease(SLAB_BYTES - 4095)
-
-    desk.session.close(LOST)
-
-    assert not desk.session.can_lease(64)
-
-
-async def test_a_slot_that_was_granted_counts_as_a_transfer(desk: SessionDesk) -> None:
-    """Grants of one turn never start more than the peer takes (three)."""
-    slots = [desk.session.slots.lease(64) for _ in range(3)]
-    assert not desk.session.can_lease(64)
-
-    desk.session.slots.free(slots[1])
-
-    assert desk.session.can_lease(64)
-    for slot in (slots[0], slots[2]):
-        desk.session.slots.free(slot)
 
 
 async def test_a_start_in_a_closed_session_gives_the_slot_back(desk: SessionDesk) -> None:

@@ -116,7 +116,7 @@ async def connecting(
     prefill: RefusingPrefill, tmp_path: Path, slab_dir: Path
 ) -> AsyncIterator[tuple[PrefillPeer, asyncio.Task[None]]]:
     """Run a prefill service and a peer that tries to have a session with it."""
-    context = SessionContext(cast("Importer", None), lambda: None, lambda *_: None, ManualClock(30))
+    context = SessionContext(cast("Importer", None), lambda: None, ManualClock(30))
     server = make_server([])
     transfer_pb2_grpc.add_PrefillServiceServicer_to_server(prefill, server.grpc)
     address = server.listen(f"unix:{tmp_path}/prefill.sock")
