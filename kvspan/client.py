@@ -22,12 +22,10 @@ from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequen
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
 
-import grpc
-
 from common.errors import InvalidRequest, RemoteProtocolError, Violation
 from common.wire.channel import make_channel, make_sync_channel
 from common.wire.decoding import require_readable
-from common.wire.failure import remote_failure
+from common.wire.failure import remote_failures
 from kvspan.v1 import decode_pb2 as pb
 from kvspan.v1 import geometry_pb2
 from kvspan.v1.decode_pb2_grpc import DecodeServiceStub
@@ -138,17 +136,14 @@ class Client:
     ) -> Generator[pb.GenerateResponse, None, None]:
         call = self._stub.Generate(request, timeout=time_limit_s)
         try:
-            yield from call
-        except grpc.RpcError as error:
-            raise remote_failure(error) from error
+            with remote_failures():
+                yield from call
         finally:
             call.cancel()
 
     def _ask(self, method: Any, request: object) -> Any:
-        try:
+        with remote_failures():
             return method(request, timeout=CALL_TIME_LIMIT_S)
-        except grpc.RpcError as error:
-            raise remote_failure(error) from error
 
 
 class AsyncClient:
@@ -198,18 +193,15 @@ class AsyncClient:
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         call = self._stub.Generate(request, timeout=time_limit_s)
         try:
-            async for response in call:
-                yield require_readable(response)
-        except grpc.RpcError as error:
-            raise remote_failure(error) from error
+            with remote_failures():
+                async for response in call:
+                    yield require_readable(response)
         finally:
             call.cancel()
 
     async def _ask(self, method: Any, request: object) -> Any:
-        try:
+        with remote_failures():
             return require_readable(await method(request, timeout=CALL_TIME_LIMIT_S))
-        except grpc.RpcError as error:
-            raise remote_failure(error) from error
 
 
 def make_request(prompt: str | None, options: Options) -> pb.GenerateRequest:

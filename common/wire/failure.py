@@ -7,7 +7,8 @@ status stays a `RemoteFailure`. Statuses made by the grpc library itself carry n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -83,6 +84,15 @@ def from_rpc_error(error: grpc.RpcError) -> errors.NegotiationError | RemoteFail
     failure = remote_failure(error)
     refusal = NEGOTIATION_ERRORS.get(failure.reason)
     return refusal(failure.differences) if refusal and failure.differences else failure
+
+
+@contextmanager
+def remote_failures() -> Iterator[None]:
+    """Raise the `RemoteFailure` of a call inside the block that did not end with OK."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise remote_failure(error) from error
 
 
 def remote_failure(error: grpc.RpcError) -> RemoteFailure:

@@ -22,21 +22,18 @@ async def wait_serving(target: str, service: str) -> None:
 
     Raises `RemoteFailure` when nobody serves there, or the service goes away instead.
     """
-    import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
     from common.wire.channel import make_channel
-    from common.wire.failure import remote_failure
+    from common.wire.failure import remote_failures
 
     async with make_channel(target) as channel:
         request = health_pb2.HealthCheckRequest(service=service)
         watch = health_pb2_grpc.HealthStub(channel).Watch(request)
-        try:
+        with remote_failures():
             async for response in watch:
                 if response.status == health_pb2.HealthCheckResponse.SERVING:
                     return
-        except grpc.RpcError as error:
-            raise remote_failure(error) from error
 
 
 def check_health(target: str, service: str, timeout_s: float) -> str:
@@ -44,34 +41,25 @@ def check_health(target: str, service: str, timeout_s: float) -> str:
 
     Raises `RemoteFailure` when there is no answer in time or the service is not known there.
     """
-    import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     from common.wire.channel import make_sync_channel
-    from common.wire.failure import remote_failure
+    from common.wire.failure import remote_failures
 
     request = health_pb2.HealthCheckRequest(service=service)
-    with make_sync_channel(target) as channel:
-        try:
-            response = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)
-        except grpc.RpcError as error:
-            raise remote_failure(error) from error
+    with make_sync_channel(target) as channel, remote_failures():
+        response = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
 
 
 def call_prefill(target: str, call: Callable[[Any], Any]) -> Any:
     """Return what a call of the stub of the prefill service at `target` answers. Raises: `RemoteFailure`."""
-    import grpc
-
     from common.wire.channel import make_sync_channel
-    from common.wire.failure import remote_failure
+    from common.wire.failure import remote_failures
     from kvspan.v1.transfer_pb2_grpc import PrefillServiceStub
 
-    with make_sync_channel(target) as channel:
-        try:
-            return call(PrefillServiceStub(channel))
-        except grpc.RpcError as error:
-            raise remote_failure(error) from error
+    with make_sync_channel(target) as channel, remote_failures():
+        return call(PrefillServiceStub(channel))
 
 
 NOBODY = ("failed to connect", "errors resolving", "DNS resolution failed")
