@@ -78,11 +78,6 @@ class Tokenizer:
         eos_id: int | None = self._pretrained.eos_token_id
         return eos_id
 
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether `encode_chat` can work at all."""
-        return self._template is not None
-
     def encode(self, text: str, *, max_tokens: int | None = None) -> list[int]:
         """Return the ids of a text, with the special tokens this model puts around one.
 

@@ -45,7 +45,6 @@ class TransferStatistics:
     """Counts of one transfer."""
 
     state: TransferState
-    spans_placed: int
     spans_in_flight: int
     """Sealed and not yet copied."""
 
@@ -98,14 +97,8 @@ class DecodeTransfer:
 
     def statistics(self) -> TransferStatistics:
         """Return the counts now."""
-        placed = self._spans.statistics()
-        return TransferStatistics(
-            self._state,
-            placed.num_spans,
-            self._spans.num_in_flight,
-            placed.num_duplicates,
-            self._late_events,
-        )
+        duplicates = self._spans.statistics().num_duplicates
+        return TransferStatistics(self._state, self._spans.num_in_flight, duplicates, self._late_events)
 
     def start(self) -> tuple[DecodeAction, ...]:
         """Send StartPrefill; from here on the producer may write into the slot."""

@@ -97,9 +97,6 @@ class PrefillSessionStatistics:
     dropped_spans: int
     """Written after a cancel and never sealed."""
 
-    released_spans: int
-    """Spans whose bytes decode gave back."""
-
     ignored_releases: int
     """Named a span that was not sealed or was released before."""
 
@@ -121,7 +118,7 @@ class PrefillSession:
         self._has_to_leave = False
         # Invariant: on the way into OPEN it tells whether an end came while nobody was there to hear it.
         self._unknown = self._repeated = self._dropped = 0
-        self._released = self._ignored_releases = 0
+        self._ignored_releases = 0
 
     @property
     def state(self) -> PrefillState:
@@ -147,7 +144,6 @@ class PrefillSession:
             self._unknown,
             self._repeated,
             self._dropped,
-            self._released,
             self._ignored_releases,
         )
 
@@ -340,7 +336,6 @@ class PrefillSession:
         if job is None or not job.release(message.sequence):
             self._ignored_releases += job is not None
             return ()
-        self._released += 1
         return (ReturnCredit(message.transfer_id, message.sequence),)
 
     def _live(self, message: CancelPrefill | ReleaseSpan) -> PrefillJob | None:

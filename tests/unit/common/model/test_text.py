@@ -211,7 +211,8 @@ def test_of_several_templates_the_default_one_is_used() -> None:
     assert Tokenizer(pretrained).encode_chat([{"role": "user", "content": "hi"}]) == [*b"x"]
 
     pretrained.chat_template = {"tool_use": "y"}
-    assert not Tokenizer(pretrained).has_chat_template
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        Tokenizer(pretrained).encode_chat([{"role": "user", "content": "hi"}])
 
 
 def test_a_template_that_refuses_the_trial_may_take_other_chats() -> None:
