@@ -65,10 +65,10 @@ class Request:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     stop: tuple[str, ...]
-    """Texts that end the generation and are not part of it."""
+    """Texts that end the answer and are not part of it."""
 
     stop_ids: frozenset[int]
-    """Token ids that end the generation, end-of-sequence ids included unless they are ignored."""
+    """Token ids that end the answer, end-of-sequence ids included unless they are ignored."""
 
     route: Route
     mode: TransferMode

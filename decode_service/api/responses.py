@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from google.protobuf.duration_pb2 import Duration
 
-from common.session.messages import TransferMode
 from common.telemetry.timeline import Timeline
 from common.wire.enums import MODES
 from decode_service.generate.answer import FinishReason, TokenEvent
@@ -41,34 +41,23 @@ def last_response(
     num_tokens: int,
     timeline: Timeline,
 ) -> None:
-    """Add to the last message why the generation ended, and its counts and stages."""
+    """Add to the last message why the answer ended, and its counts and stages."""
     response.finish_reason = FINISH_REASONS[finish]
     response.usage.CopyFrom(pb.Usage(prompt_tokens=request.prompt_len, generated_tokens=num_tokens))
     response.timings.CopyFrom(_timings(request, timeline))
 
 
 def _timings(request: Request, timeline: Timeline) -> pb.Timings:
-    stages = timeline.stages()
     return pb.Timings(
-        queued=_duration(stages.queued),
-        waiting=_duration(stages.waiting),
-        prefill=_duration(stages.prefill),
-        exposed_transfer=_duration(stages.exposed_transfer),
-        first_token=_duration(stages.first_token),
-        decode=_duration(stages.decode),
-        total=_duration(stages.total),
+        **{stage: _duration(length_ns) for stage, length_ns in asdict(timeline.stages()).items()},
         overlap=timeline.overlap,
         num_spans=len(timeline.spans),
         num_spans_overlapped=timeline.num_spans_overlapped,
         num_bytes=sum(record.num_bytes for record in timeline.spans),
         route=ROUTES[Route.LOCAL if timeline.is_local else Route.REMOTE],
         clock_error=timeline.has_clock_error,
-        transfer=geometry_pb2.TRANSFER_MODE_UNSPECIFIED if timeline.is_local else _mode(request.mode),
+        transfer=geometry_pb2.TRANSFER_MODE_UNSPECIFIED if timeline.is_local else MODES.number(request.mode),
     )
-
-
-def _mode(mode: TransferMode) -> geometry_pb2.TransferMode:
-    return MODES.number(mode)
 
 
 def _duration(nanoseconds: int) -> Duration:
