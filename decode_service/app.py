@@ -30,7 +30,7 @@ from common.session.negotiation import PROTOCOL_VERSIONS
 from common.slab.segment import SlabSegment, sweep
 from common.telemetry.journal import open_journal
 from common.telemetry.logging import log_fields
-from common.wire.server import Server, make_server
+from common.wire.server import Server
 from decode_service.api.servicer import DecodeServicer
 from decode_service.api.status import Facts, Reporter, Sources
 from decode_service.api.validation import RequestLimits, RequestReader
@@ -225,7 +225,7 @@ class DecodeService:
         self._journal.service_started(self._loaded.ready.identity.geometry, self._loaded.num_pages)
         self._prepare_slab_dir()
         calls = self._config.lanes + self._config.queue_limit + SPARE_CALLS
-        self._server = make_server([SERVICE_NAME], limits={GENERATE: calls}, on_invariant=self.break_off)
+        self._server = Server([SERVICE_NAME], limits={GENERATE: calls}, on_invariant=self.break_off)
         servicer = self._servicer = DecodeServicer(
             self._core, self._make_reader(), self._make_reporter(self._server), self._clock
         )

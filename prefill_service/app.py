@@ -31,7 +31,7 @@ from common.session.negotiation import PROTOCOL_VERSIONS, PrefillOffer
 from common.telemetry.journal import open_journal
 from common.telemetry.logging import log_fields
 from common.wire.interceptor import CallStatistics
-from common.wire.server import Server, make_server
+from common.wire.server import Server
 from kvspan.v1 import transfer_pb2_grpc
 from prefill_service.config import PrefillConfig
 from prefill_service.decode_peer import PeerContext
@@ -120,7 +120,7 @@ class PrefillService:
         """Bind, serve and return the address."""
         self._journal.service_started(self._offer.identity.geometry)
         limits = {f"/{SERVICE_NAME}/Transfer": MAX_SESSIONS}
-        self._server = make_server([SERVICE_NAME], limits=limits, on_invariant=self.break_off)
+        self._server = Server([SERVICE_NAME], limits=limits, on_invariant=self.break_off)
         transfer_pb2_grpc.add_PrefillServiceServicer_to_server(self._servicer, self._server.grpc)
         address = self._server.listen(self._config.listen)
         self._engine_task = asyncio.create_task(

@@ -93,6 +93,7 @@ class Server:
         limits: Mapping[str, int] | None = None,
         on_invariant: OnInvariant | None = None,
     ) -> None:
+        """Serve the services with these full names; `limits` are those of `CallLimits`."""
         quiet_meetings()
         self._calls = CallInterceptor(CallLimits(limits), on_invariant)
         options = (*SERVER_OPTIONS, *connection_options(num_left()))
@@ -156,10 +157,6 @@ class Server:
         for path in self._socket_paths:
             path.unlink(missing_ok=True)
 
-    async def wait_for_termination(self) -> None:
-        """Return when the server has stopped."""
-        await self.grpc.wait_for_termination()
-
     def _listen_tcp(self, address: TCPAddress) -> str:
         check_free(LISTEN, address)
         try:
@@ -181,16 +178,6 @@ class Server:
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for service in ("", *self._services):
             await self._health.set(service, status)
-
-
-def make_server(
-    services: Sequence[str],
-    *,
-    limits: Mapping[str, int] | None = None,
-    on_invariant: OnInvariant | None = None,
-) -> Server:
-    """Return a server for the services with these full names; `limits` are those of `CallLimits`."""
-    return Server(services, limits=limits, on_invariant=on_invariant)
 
 
 def connection_options(left: int) -> tuple[tuple[str, int], ...]:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from common.runtime import end_with_parent
+from common.runtime.lifecycle import end_with_parent
 from kvspan.commands.command import CommandFailed
 
 if TYPE_CHECKING:

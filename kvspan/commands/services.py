@@ -16,7 +16,7 @@ import click
 
 from common.errors import ConfigError
 from common.preflight import check_host
-from common.runtime import end_with_parent
+from common.runtime.lifecycle import end_with_parent
 from common.settings import ServiceConfig
 from common.telemetry.logging import configure_logging
 from decode_service.config import DecodeConfig

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from common.preflight import check_host
-from common.runtime import Lifecycle
+from common.runtime.lifecycle import Lifecycle
 from common.settings import SECONDS
 from decode_service.config import DecodeConfig
 from kvspan.commands.command import CommandFailed

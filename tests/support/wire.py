@@ -27,7 +27,7 @@ from common.session.messages import (
     Welcome,
 )
 from common.wire.failure import remote_failure
-from common.wire.server import Server, make_server
+from common.wire.server import Server
 from kvspan.v1 import decode_pb2, decode_pb2_grpc
 from tests.support.factories import make_hybrid_geometry
 
@@ -187,7 +187,7 @@ async def serving(
     servicer: ScriptedDecode, address: str = "127.0.0.1:0"
 ) -> AsyncIterator[tuple[Server, str]]:
     """Run a scripted decode service; yields the server and its address."""
-    async with make_server([DECODE_SERVICE]) as server:
+    async with Server([DECODE_SERVICE]) as server:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(servicer, server.grpc)
         bound = server.listen(address)
         await server.start()

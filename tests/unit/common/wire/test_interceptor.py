@@ -14,7 +14,7 @@ from common import errors
 from common.wire import interceptor
 from common.wire.channel import make_channel
 from common.wire.failure import RemoteFailure, from_rpc_error
-from common.wire.server import make_server
+from common.wire.server import Server
 from kvspan.v1 import decode_pb2 as pb
 from kvspan.v1 import decode_pb2_grpc, transfer_pb2_grpc
 from tests.support.wire import DECODE_SERVICE, Context, ScriptedDecode, answer_hello, serving
@@ -48,7 +48,7 @@ def raising(error: BaseException) -> ScriptedDecode:
 
 async def end_of_stream(servicer: decode_pb2_grpc.DecodeServiceServicer) -> tuple[str, Exception]:
     """Generate; returns the text that arrived and how the call ended."""
-    async with make_server([DECODE_SERVICE]) as server:
+    async with Server([DECODE_SERVICE]) as server:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(servicer, server.grpc)
         address = server.listen("127.0.0.1:0")
         await server.start()
@@ -75,7 +75,7 @@ async def test_error_becomes_its_status_when_a_stream_has_begun(
 async def test_error_becomes_its_status_when_a_call_is_unary() -> None:
     """A refusal keeps every difference on its way to the client."""
     refusal = errors.SlabNotShared([errors.Difference("slab nonce", "a1", "b2")])
-    async with make_server([DECODE_SERVICE]) as server:
+    async with Server([DECODE_SERVICE]) as server:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(RaisingDecode(refusal), server.grpc)
         address = server.listen("127.0.0.1:0")
         await server.start()
@@ -143,7 +143,7 @@ async def test_a_call_that_sends_no_request_is_refused(monkeypatch: pytest.Monke
 
 async def test_a_call_beyond_the_limit_is_refused_and_health_is_answered() -> None:
     """Before it sent anything, with a reason and a time to come back; the calls that are open go on."""
-    async with make_server([DECODE_SERVICE], limits={f"/{DECODE_SERVICE}/Generate": 2}) as server:
+    async with Server([DECODE_SERVICE], limits={f"/{DECODE_SERVICE}/Generate": 2}) as server:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(ScriptedDecode(answer_hello), server.grpc)
         address = server.listen("127.0.0.1:0")
         await server.start()
@@ -171,7 +171,7 @@ async def test_service_is_told_of_a_broken_invariant() -> None:
     """An invariant that does not hold is our own bug: the call fails and the service has to stop."""
     told: list[errors.InvariantViolation] = []
     broken = errors.InvariantViolation("page 3 has two owners")
-    async with make_server([DECODE_SERVICE], on_invariant=told.append) as server:
+    async with Server([DECODE_SERVICE], on_invariant=told.append) as server:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(raising(broken), server.grpc)
         address = server.listen("127.0.0.1:0")
         await server.start()
@@ -238,7 +238,7 @@ NO_MESSAGE, NO_TEXT = b"\xff" * 64, b"\x22\x04\x42\x02\xff\xfe"
 )
 async def test_bytes_that_are_no_request_are_refused_with_a_reason(method: str, data: bytes) -> None:
     """The library's own status for them is UNKNOWN, and says nothing that a program can use."""
-    async with make_server([DECODE_SERVICE]) as server:
+    async with Server([DECODE_SERVICE]) as server:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(ScriptedDecode(answer_hello), server.grpc)
         address = server.listen("127.0.0.1:0")
         await server.start()
@@ -260,7 +260,7 @@ async def test_bytes_that_are_no_message_of_a_stream_end_it_with_a_reason() -> N
         async def Transfer(self, request_iterator: object, context: Context) -> None:  # noqa: N802
             await context.read()
 
-    async with make_server([]) as server:
+    async with Server([]) as server:
         transfer_pb2_grpc.add_PrefillServiceServicer_to_server(Reader(), server.grpc)
         address = server.listen("127.0.0.1:0")
         await server.start()
@@ -291,7 +291,7 @@ class HastyDecode(decode_pb2_grpc.DecodeServiceServicer):
 
 async def test_client_gets_a_status_when_the_first_write_was_given_up() -> None:
     """The library forgets then that the headers are sent, and a second time they cannot be."""
-    async with make_server([DECODE_SERVICE]) as server:
+    async with Server([DECODE_SERVICE]) as server:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(HastyDecode(), server.grpc)
         address = server.listen("127.0.0.1:0")
         await server.start()

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-un
 
 from common.errors import ConfigError
 from common.wire.channel import make_channel
-from common.wire.server import connection_options, make_server
+from common.wire.server import Server, connection_options
 from tests.support.wire import DECODE_SERVICE, ScriptedDecode, answer_hello, is_serving, serving
 
 TOOLS = Path(sys.executable).parent
@@ -73,7 +73,7 @@ async def test_reflection_answers_under_its_new_name(tmp_path: Path) -> None:
 
 async def test_address_names_the_port_when_the_kernel_chose_it() -> None:
     """Port 0 is for tests and for two pairs on one host: the real one is told."""
-    async with make_server([]) as server:
+    async with Server([]) as server:
         host, _, port = server.listen("127.0.0.1:0").rpartition(":")
 
     assert host == "127.0.0.1"
@@ -82,7 +82,7 @@ async def test_address_names_the_port_when_the_kernel_chose_it() -> None:
 
 async def test_port_is_refused_when_another_server_has_it() -> None:
     """Two servers never share a port in silence."""
-    async with make_server([]) as first, make_server([]) as second:
+    async with Server([]) as first, Server([]) as second:
         address = first.listen("127.0.0.1:0")
 
         with pytest.raises(ConfigError, match=f"listen={address}: cannot listen: Address already in use"):
@@ -102,7 +102,7 @@ async def test_any_name_of_a_socket_is_one_and_the_same_for_both_ends(tmp_path: 
 async def test_socket_is_refused_when_another_server_has_it(tmp_path: Path) -> None:
     """The socket of a running server is not taken away from it."""
     address = f"unix:{tmp_path}/x.sock"
-    async with serving(ScriptedDecode(answer_hello), address), make_server([]) as second:
+    async with serving(ScriptedDecode(answer_hello), address), Server([]) as second:
         with pytest.raises(ConfigError, match="another process listens"):
             second.listen(address)
 
@@ -113,7 +113,7 @@ async def test_socket_is_refused_when_another_server_has_it(tmp_path: Path) -> N
 async def test_socket_is_for_its_owner_alone(tmp_path: Path) -> None:
     """Whoever may connect may use the service, so the file is 0600 whatever the umask."""
     path = tmp_path / "x.sock"
-    async with make_server([]) as server:
+    async with Server([]) as server:
         server.listen(f"unix:{path}")
 
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -154,7 +154,7 @@ def test_connections_are_fewer_and_shorter_where_descriptors_are_few() -> None:
 
 async def test_health_is_not_serving_until_it_is_said() -> None:
     """A service that loads its model answers, and says that it does not work yet."""
-    async with make_server([DECODE_SERVICE]) as server:
+    async with Server([DECODE_SERVICE]) as server:
         address = server.listen("127.0.0.1:0")
         await server.start()
         async with make_channel(address) as channel:
@@ -184,9 +184,9 @@ async def test_watchers_learn_at_once_that_a_server_drains() -> None:
 
 async def test_server_stops_twice_without_harm() -> None:
     """Stopping is idempotent, so that a signal and an error may both do it."""
-    async with make_server([]) as server:
+    async with Server([]) as server:
         server.listen("127.0.0.1:0")
         await server.start()
         await server.stop(0.0)
 
-        await server.wait_for_termination()
+        await server.grpc.wait_for_termination()

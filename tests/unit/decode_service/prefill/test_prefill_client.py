@@ -21,7 +21,7 @@ from common.session.negotiation import PrefillOffer
 from common.slab.segment import SlabSegment
 from common.wire.channel import make_channel
 from common.wire.convert import capabilities_to_proto
-from common.wire.server import make_server
+from common.wire.server import Server
 from decode_service.prefill import prefill_client
 from decode_service.prefill.importer import Importer
 from decode_service.prefill.peer_connection import PeerConfig, PeerConnection, make_slab, received
@@ -77,7 +77,7 @@ class TalkativePrefill(transfer_pb2_grpc.PrefillServiceServicer):
 
 async def test_what_a_peer_said_before_it_ended_the_stream_is_heard(tmp_path: Path) -> None:
     """A word of ours that meets the closed stream does not lose what has arrived and was not read."""
-    server, peer = make_server([]), TalkativePrefill()
+    server, peer = Server([]), TalkativePrefill()
     transfer_pb2_grpc.add_PrefillServiceServicer_to_server(peer, server.grpc)
     address = server.listen(f"unix:{tmp_path}/prefill.sock")
     async with server, make_channel(address) as channel:
@@ -117,7 +117,7 @@ async def connecting(
 ) -> AsyncIterator[tuple[PrefillPeer, asyncio.Task[None]]]:
     """Run a prefill service and a peer that tries to have a session with it."""
     context = SessionContext(cast("Importer", None), lambda: None, ManualClock(30))
-    server = make_server([])
+    server = Server([])
     transfer_pb2_grpc.add_PrefillServiceServicer_to_server(prefill, server.grpc)
     address = server.listen(f"unix:{tmp_path}/prefill.sock")
     async with server:
@@ -156,7 +156,7 @@ async def test_a_peer_whose_capabilities_do_not_fit_costs_no_slab(
 
 async def test_another_service_at_the_address_is_told_apart(tmp_path: Path, slab_dir: Path) -> None:
     """Whoever gave the address of a decode service sees it in the status."""
-    server = make_server([])
+    server = Server([])
     address = server.listen(f"unix:{tmp_path}/other.sock")
     async with server:
         await server.start()
@@ -195,7 +195,7 @@ async def test_a_peer_that_talks_nonsense_is_a_peer_that_breaks_the_protocol(
         return data
 
     answering: Any = grpc.unary_unary_rpc_method_handler(nonsense)
-    server = make_server([])
+    server = Server([])
     server.grpc.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler("kvspan.v1.PrefillService", {"GetCapabilities": answering}),)
     )

@@ -15,7 +15,7 @@ import pytest
 
 from common.errors import ConfigError, QueueFull
 from common.telemetry.logging import request_of_call
-from common.wire.server import make_server
+from common.wire.server import Server
 from kvspan import cli
 from kvspan.commands.command import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from kvspan.commands.generate import generate as command
@@ -126,7 +126,7 @@ def test_nobody_at_the_target_is_a_failure_with_a_hint(
 
 async def test_address_of_the_other_service_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     """Two services have two addresses, and it is easy to take the wrong one."""
-    async with make_server([PREFILL_SERVICE]) as server:
+    async with Server([PREFILL_SERVICE]) as server:
         address = server.listen("127.0.0.1:0")
         await server.start()
         code = await asyncio.to_thread(cli.main, ["generate", f"--target={address}", "Hi"])

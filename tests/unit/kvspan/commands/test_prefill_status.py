@@ -12,7 +12,7 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from common.wire.server import make_server
+from common.wire.server import Server
 from kvspan import cli
 from kvspan.commands.command import EXIT_OK
 from kvspan.commands.prefill_status import prefill_status_lines
@@ -79,7 +79,7 @@ class ScriptedPrefill(transfer_pb2_grpc.PrefillServiceServicer):
 @asynccontextmanager
 async def serving_prefill() -> AsyncIterator[str]:
     """Run a scripted prefill service; yields its address."""
-    async with make_server(["kvspan.v1.PrefillService"]) as server:
+    async with Server(["kvspan.v1.PrefillService"]) as server:
         transfer_pb2_grpc.add_PrefillServiceServicer_to_server(ScriptedPrefill(), server.grpc)
         address = server.listen("127.0.0.1:0")
         await server.start()
