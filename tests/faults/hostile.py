@@ -10,6 +10,7 @@ Ownership: `HostilePrefill` owns its server and one mapping per session; it serv
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,12 @@ class Script:
 
     time_limit_s: float = 30.0
     """Deadline of the victim."""
+
+    is_held: bool = False
+    """Whether copies of the victim are held until decode has heard all that the peer says of it."""
+
+    lies_about_time: bool = False
+    """Whether decode must mark the times of the victim as a clock error."""
 
     def __str__(self) -> str:
         return self.name.replace(" ", "_")
@@ -227,6 +234,7 @@ def answer(start: StartPrefill, slab: SlabSegment, geometry: KVGeometry) -> Mess
     """Return what an honest peer says to a prompt, over zeros."""
     plan = plan_spans(geometry, start.first_token, len(start.token_ids), GRANULARITY)
     totals = [[0, 0, 0] for _ in geometry.groups]
+    now_ns = time.monotonic_ns()
     messages = [to_proto(PrefillAccepted(start.transfer_id, start.attempt, 0))]
     for sequence, planned in enumerate(plan):
         offset = start.slot_offset + planned.offset
@@ -244,8 +252,8 @@ def answer(start: StartPrefill, slab: SlabSegment, geometry: KVGeometry) -> Mess
             offset=offset,
             length=planned.length,
             digest=digest(DigestKind.XXH3_64, memory),
-            written_ns=1,
-            sealed_ns=1,
+            written_ns=now_ns,
+            sealed_ns=now_ns,
         )
         memory.release()
         messages.append(to_proto(SpanSealed(span)))
@@ -258,6 +266,6 @@ def answer(start: StartPrefill, slab: SlabSegment, geometry: KVGeometry) -> Mess
         generation=start.generation,
         totals=tuple(GroupTotals(index, *counts) for index, counts in enumerate(totals)),
         logits=bytes(4 * geometry.vocab_size),
-        timings=SourceTimings(1, 2, 3),
+        timings=SourceTimings(now_ns, now_ns, now_ns),
     )
     return [*messages, to_proto(done)]

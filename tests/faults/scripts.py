@@ -16,6 +16,7 @@ from tests.faults.faults import EXACT, LATE, LOST
 from tests.faults.hostile import NO_MESSAGE, NO_TEXT, Change, Messages, Script
 
 PROTOCOL = "FAILED_PRECONDITION PROTOCOL_VIOLATION_REMOTE"
+HOUR_NS = 3600 * 10**9
 FLOOD = 4_000
 """Messages; as many copies of a span would be a hundred megabytes if they were kept."""
 
@@ -109,6 +110,15 @@ def _absurd(told: pb.Welcome) -> None:
     told.granularity.chunk_tokens = 0
 
 
+def _shift_times(told: pb.PrefillDone, by_ns: int) -> None:
+    for field, moment_ns in told.timings.ListFields():
+        setattr(told.timings, field.name, moment_ns + by_ns)
+
+
+def _swap_times(told: pb.PrefillDone) -> None:
+    told.timings.ended_ns = told.timings.started_ns - 1
+
+
 def _cancelled(messages: Messages) -> pb.TransferResponse:
     accepted = messages[0].prefill_accepted
     ended = pb.PrefillCancelled(transfer_id=accepted.transfer_id, attempt=accepted.attempt)
@@ -138,6 +148,14 @@ def _welcome_again() -> pb.TransferResponse:
 FAILED = pb.TransferResponse(
     prefill_failed=pb.PrefillFailed(transfer_id=1, attempt=1, reason="ENGINE_FAILED", message="so it says")
 )
+
+
+def _first_never_ends(messages: Messages) -> Messages:
+    """Leave the end of the first prompt of a session out."""
+    return messages[:-1] if messages[0].prefill_accepted.transfer_id == 1 else messages
+
+
+UNDRAINED = Script("first never drains", "OK", _first_never_ends)
 
 SCRIPTS = (
     Script("honest", "OK"),
@@ -177,13 +195,17 @@ SCRIPTS = (
     Script("logits too few", "DATA_LOSS LOGITS_INVALID", done(_cut)),
     Script("logits not a number", "DATA_LOSS LOGITS_INVALID", done(lambda d: _set_float(d, float("nan")))),
     Script("logits without bound", "DATA_LOSS LOGITS_INVALID", done(lambda d: _set_float(d, float("inf")))),
-    Script("done twice", "OK", lambda m: [*m, _copy(m[-1])]),
+    Script("done twice", "OK", lambda m: [*m, _copy(m[-1])], is_held=True),
     Script("span after done", "OK", lambda m: [*m, _copy(m[1])]),
-    Script("failed after done", "OK", lambda m: [*m, FAILED]),
-    Script("cancelled after done", "OK", lambda m: [*m, _cancelled(m)]),
-    Script("no message after done", "OK", lambda m: [*m, NO_MESSAGE]),
-    Script("times below zero", "OK", sets(written_ns=-5)),
-    Script("no times", "OK", done(lambda d: d.ClearField("timings"))),
+    Script("failed after done", "OK", lambda m: [*m, FAILED], is_held=True),
+    Script("cancelled after done", "OK", lambda m: [*m, _cancelled(m)], is_held=True),
+    Script("no message after done", "OK", lambda m: [*m, NO_MESSAGE], is_held=True),
+    # Times that cannot be true.
+    Script("times below zero", "OK", sets(written_ns=-5), lies_about_time=True),
+    Script("no times", "OK", done(lambda d: d.ClearField("timings")), lies_about_time=True),
+    Script("times of an hour ago", "OK", done(lambda d: _shift_times(d, -HOUR_NS)), lies_about_time=True),
+    Script("times in an hour", "OK", done(lambda d: _shift_times(d, HOUR_NS)), lies_about_time=True),
+    Script("times swapped", "OK", done(_swap_times), lies_about_time=True),
     Script("cancelled unasked for", "INTERNAL PREFILL_FAILED", lambda m: [*m[:4], _cancelled(m)]),
     Script("accepted twice", PROTOCOL, lambda m: [m[0], m[0], *m[1:]]),
     Script("never accepted", PROTOCOL, lambda m: m[1:]),

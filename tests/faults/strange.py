@@ -39,11 +39,19 @@ async def play_script(
     """Let a prefill service lie to decode."""
     decode = cluster.decodes[0]
     hostile.script = script
-    await eventually(lambda: _has_met(cluster, script))
-    before = resident_bytes(decode)
+    await eventually(lambda: has_met(cluster, script))
+    before, peer = resident_bytes(decode), (await cluster.status()).peers[0]
     async with survivor(cluster, checks, verdict):
+        if script.is_held:
+            await decode.arm("import")
         victim = Request(cluster.clients[0], VICTIMS[0], time_limit_s=script.time_limit_s)
+        if script.is_held:
+            await eventually(lambda: _has_heard_all(cluster, peer.num_late_events))
+            decode.open("import")
         outcome = await victim.outcome()
+    num_marked = (await cluster.status()).peers[0].num_clock_errors - peer.num_clock_errors
+    if outcome.code == "OK" and num_marked != script.lies_about_time:
+        verdict.wrong.append(f"{num_marked} clock errors")
     hostile.script = None
     hostile.end_sessions()
     verdict.outcome = str(outcome)
@@ -54,16 +62,23 @@ async def play_script(
     grown = resident_bytes(decode) - before
     if grown > GROWTH_BYTES:
         verdict.leaked.append(f"decode grew by {grown >> 20} MiB")
-    await eventually(lambda: _has_parted(cluster))
+    await eventually(lambda: has_parted(cluster))
 
 
-async def _has_met(cluster: Cluster, script: Script) -> bool:
+async def has_met(cluster: Cluster, script: Script) -> bool:
     """Tell whether decode has a session with the hostile peer, or says why not."""
     peer = (await cluster.status()).peers[0]
     return script.problem in peer.problem if script.problem else peer.state == pb.SESSION_STATE_OPEN
 
 
-async def _has_parted(cluster: Cluster) -> bool:
+async def _has_heard_all(cluster: Cluster, num_before: int) -> bool:
+    """Tell whether what came after the end was counted as late, or has ended the session."""
+    peer = (await cluster.status()).peers[0]
+    return peer.num_late_events > num_before or peer.state != pb.SESSION_STATE_OPEN
+
+
+async def has_parted(cluster: Cluster) -> bool:
+    """Tell whether decode has no session with the hostile peer."""
     return (await cluster.status()).peers[0].state != pb.SESSION_STATE_OPEN
 
 
