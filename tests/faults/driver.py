@@ -22,13 +22,14 @@ from tests.faults.checks import Checks
 from tests.faults.faults import EXACT, PROCESS_FAULTS, Fault
 from tests.faults.harm import REQUEST_FAULTS
 from tests.faults.hostile import HostilePrefill, Script
+from tests.faults.places import PLACE_FAULTS
 from tests.faults.processes import Nursery
 from tests.faults.reuse import SLAB_FOR_TWO, play_reuse
 from tests.faults.services import Cluster, Shape
 from tests.faults.stage import Scene
 from tests.faults.table import Verdict
 
-FAULTS = {**PROCESS_FAULTS, **REQUEST_FAULTS}
+FAULTS = {**PROCESS_FAULTS, **PLACE_FAULTS, **REQUEST_FAULTS}
 
 CASE_LIMIT_S = 60.0
 

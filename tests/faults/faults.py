@@ -83,43 +83,6 @@ class KillPrefill(PrefillLoss):
         await scene.cluster.renew_prefill()
 
 
-class KillOneOfTwo(KillPrefill):
-    """SIGKILL of one of two prefill services: the other one goes on."""
-
-    layout = "peers"
-
-    async def strike(self, scene: Scene) -> None:
-        """See `Fault`; new requests drain to the other one at once."""
-        await scene.prefill.kill()
-        await scene.until(lambda status: status.peers[0].state != pb.SESSION_STATE_OPEN)
-        await scene.cluster.decode_serves(True)
-        scene.decode.open("import")
-        scene.decode.open("step")
-        await _ask_aside(scene)
-
-    def expected(self, case: Case) -> tuple[str, ...]:
-        """See `Fault`."""
-        is_lost = case.policy == "fail" and case.point not in (*AFTER_DONE, "idle")
-        return ("NONE",) if case.point == "idle" else (LOST,) if is_lost else (EXACT,)
-
-
-class StopOneOfTwo(KillOneOfTwo):
-    """SIGSTOP of one of two prefill services."""
-
-    silence_limit_s = 2.0
-
-    async def strike(self, scene: Scene) -> None:
-        """See `Fault`."""
-        scene.prefill.signal(signal.SIGSTOP)
-        await scene.until(lambda status: status.peers[0].state != pb.SESSION_STATE_OPEN)
-        scene.decode.open("step")
-        await _ask_aside(scene)
-
-    async def heal(self, scene: Scene) -> None:
-        """See `Fault`."""
-        scene.prefill.signal(signal.SIGCONT)
-
-
 class StopPrefill(PrefillLoss):
     """SIGSTOP: hung with its connection open; goes on later and writes into a slab that was abandoned."""
 
@@ -201,7 +164,7 @@ class TellPrefill(PrefillLoss):
 
     async def heal(self, scene: Scene) -> None:
         """See `Fault`."""
-        await _ends_well(scene, scene.prefill, "prefill0")
+        await ends_well(scene, scene.prefill, "prefill0")
         await scene.cluster.renew_prefill()
 
     def expected(self, case: Case) -> tuple[str, ...]:
@@ -232,7 +195,7 @@ class TellPrefillTwice(TellPrefill):
         """See `Fault`."""
         await super().strike(scene)
         scene.prefill.signal(signal.SIGTERM)
-        await _ends_well(scene, scene.prefill, "prefill0")
+        await ends_well(scene, scene.prefill, "prefill0")
         await scene.cluster.decode_serves(False)
 
     def expected(self, case: Case) -> tuple[str, ...]:
@@ -253,7 +216,7 @@ class TellDecode(Fault):
 
     async def heal(self, scene: Scene) -> None:
         """See `Fault`."""
-        await _ends_well(scene, scene.decode, "decode0")
+        await ends_well(scene, scene.decode, "decode0")
         await scene.cluster.renew_decode()
 
     def expected(self, case: Case) -> tuple[str, ...]:
@@ -319,7 +282,7 @@ class OtherPrefill(PrefillLoss):
         await scene.cluster.renew_prefill()
 
 
-async def _ends_well(scene: Scene, process: Process, name: str) -> None:
+async def ends_well(scene: Scene, process: Process, name: str) -> None:
     """Note when a service that was told to end does not end with 0 or leaves its socket."""
     code = await process.wait()
     if code:
@@ -328,21 +291,12 @@ async def _ends_well(scene: Scene, process: Process, name: str) -> None:
         scene.notes.append(f"{name} left its socket")
 
 
-async def _ask_aside(scene: Scene) -> None:
-    """Note when an ordinary request is not served while a peer is lost."""
-    outcome = await Request(scene.cluster.clients[0], ORDINARY[0]).outcome()
-    if outcome.code != "OK":
-        scene.notes.append(f"the other prefill service did not serve: {outcome}")
-
-
 PROCESS_FAULTS: dict[str, Callable[[], Fault]] = {
     "prefill killed": KillPrefill,
     "prefill stopped": StopPrefill,
     "prefill told to end": TellPrefill,
     "prefill told, too late": TellPrefillLate,
     "prefill told twice": TellPrefillTwice,
-    "one of two killed": KillOneOfTwo,
-    "one of two stopped": StopOneOfTwo,
     "decode killed": KillDecode,
     "decode stopped": StopDecode,
     "decode told to end": TellDecode,
