@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from tests.faults.cases import ROWS, SHORT_ROWS, expand
+from tests.faults.crowds import CROWDS
 from tests.faults.driver import Driver, shape_of
 from tests.faults.impostors import LIES
 from tests.faults.processes import Nursery
@@ -52,6 +53,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         "script": scripts,
         "lie": [*LIES][: None if everything else 1],
         "nonsense": [*REQUESTS][: None if everything else 1],
+        "crowd": [*CROWDS][: None if everything else 1],
         "num_cancels": [10_000 if everything else 300],
         "num_silent": [3000 if everything else 300],
         "num_reuses": [1000 if everything else 100],

@@ -15,10 +15,11 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
-from tests.faults import strange
+from tests.faults import crowds, strange
 from tests.faults.calls import MODELS, ORDINARY, SURVIVOR, SWARM, VICTIMS, Oracle, Outcome
 from tests.faults.cases import Case
 from tests.faults.checks import Checks
+from tests.faults.crowds import CROWDS
 from tests.faults.faults import EXACT, PROCESS_FAULTS, Fault
 from tests.faults.harm import REQUEST_FAULTS
 from tests.faults.hostile import HostilePrefill, Script
@@ -106,6 +107,23 @@ class Driver:
         verdict = Verdict("hostile client", f"{count} silent calls")
         act = partial(strange.play_silence, count)
         return await self.judge(verdict, Shape(), lambda cluster: act(cluster, self._checks, verdict))
+
+    async def play_crowd(self, name: str) -> Verdict:
+        """Play what is too much, too slow or too greedy."""
+        verdict = Verdict("crowd", f"crowd: {name}")
+        crowd = CROWDS[name]
+        return await self.judge(
+            verdict, crowd.shape, lambda cluster: crowd.act(cluster, self._checks, verdict)
+        )
+
+    async def play_undrained(self) -> Verdict:
+        """Play a prompt that never drains beside one that does."""
+
+        async def act(cluster: Cluster) -> None:
+            await crowds.play_undrained(await self._hostile_of(cluster), cluster, self._checks, verdict)
+
+        verdict = Verdict("hostile prefill", "hostile prefill: first never drains")
+        return await self.judge(verdict, Shape(layout="hostile"), act)
 
     async def play_reuse(self, count: int) -> Verdict:
         """Play many requests over a slab for two."""

@@ -45,6 +45,8 @@ class Shape:
     silence_limit_s: float = 5.0
     grace_s: float = 15.0
     slab_bytes: int = 1 << 20
+    num_descriptors: int = 0
+    """How many a service may have; 0 for as many as the driver."""
 
     def prefill_config(self, listen: str, slab_dir: str, journal: str) -> dict[str, Any]:
         """Return the settings of a prefill service."""
@@ -225,4 +227,5 @@ class Cluster:
     async def _fork(self, task: str, name: str, config: dict[str, Any], armed: tuple[str, ...]) -> Process:
         orders = [{"point": point, "action": "hold"} for point in armed]
         unique = f"{self.folder.name}-{name}-{self._lives}"
-        return await self.nursery.fork(task, unique, config=config, armed=orders, constants=CONSTANTS)
+        given = {"armed": orders, "constants": CONSTANTS, "num_descriptors": self.shape.num_descriptors}
+        return await self.nursery.fork(task, unique, config=config, **given)

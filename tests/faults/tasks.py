@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import resource
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -43,6 +44,8 @@ def run_decode(arguments: Arguments) -> int:
 
 def _serve(arguments: Arguments, install: Callable[[Gates], None], serve: Callable[..., Any]) -> int:
     configure_logging(arguments["name"])
+    if limit := arguments["num_descriptors"]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     gates = Gates(arguments["control"], arguments["name"])
     install(gates)
     for order in arguments["armed"]:

@@ -30,6 +30,16 @@ async def test_a_lie_of_a_prefill_service_fails_what_it_is_about(
     assert verdict.is_good, verdict.text()
 
 
+async def test_a_prompt_that_never_drains_costs_its_neighbour_nothing(
+    driver: Driver, report: list[Verdict]
+) -> None:
+    """The neighbour is answered, and another session opens beside theirs."""
+    verdict = await driver.play_undrained()
+
+    report.append(verdict)
+    assert verdict.is_good, verdict.text()
+
+
 async def test_an_impostor_is_refused_alone(lie: str, driver: Driver, report: list[Verdict]) -> None:
     """What cannot be served is refused by name, what is not allowed ends the session of who said it."""
     verdict = await driver.play_lie(lie)
@@ -63,6 +73,14 @@ async def test_calls_that_send_nothing_keep_nobody_out(
 ) -> None:
     """However many calls one client opens in silence, another one is answered with its exact tokens."""
     verdict = await driver.play_silence(num_silent)
+
+    report.append(verdict)
+    assert verdict.is_good, verdict.text()
+
+
+async def test_a_crowd_keeps_nobody_out(crowd: str, driver: Driver, report: list[Verdict]) -> None:
+    """Whatever is too much, too slow or too greedy, others are answered with their exact tokens."""
+    verdict = await driver.play_crowd(crowd)
 
     report.append(verdict)
     assert verdict.is_good, verdict.text()
