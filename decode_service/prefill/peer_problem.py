@@ -18,7 +18,7 @@ from common.errors import (
     NegotiationError,
     PeerLost,
     PeerUnavailable,
-    PromptTooLong,
+    RequestError,
     ShuttingDown,
 )
 from common.excerpt import printable
@@ -66,7 +66,7 @@ def problem_of(error: KVSpanError | RemoteFailure) -> PeerProblem:
     return PeerProblem(error.code, text, tuple(map(_shown, differences[:MAX_DIFFERENCES])))
 
 
-def unavailable(problems: Iterable[PeerProblem], refusal: PromptTooLong | None = None) -> PeerUnavailable:
+def unavailable(problems: Iterable[PeerProblem], refusal: RequestError | None = None) -> PeerUnavailable:
     """Return what a client is told that finds no session: the problem of every peer, each once.
 
     `refusal` is why a session that there is can never take its prompt.

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from common.errors import KVSpanError, PromptTooLong
+from common.errors import KVSpanError, PromptTooLong, RequestError
 from common.session.messages import TransferMode
 from common.telemetry.timeline import Timeline
 from decode_service.cache.admission import Choice, Wish
@@ -66,7 +66,7 @@ class Place(Hashable, Protocol):
         Only for a prompt that `refusal` has nothing against.
         """
 
-    def refusal(self, prompt_len: int, mode: TransferMode) -> PromptTooLong | None:
+    def refusal(self, prompt_len: int, mode: TransferMode) -> RequestError | None:
         """Return why the place could never take such a prompt, however idle; None when it could."""
 
     def can_take(self, slot_bytes: int) -> bool:
@@ -102,9 +102,14 @@ def choose(
     return Choice(None, tuple(places), estimates)
 
 
-def nearest(refusals: Iterable[PromptTooLong]) -> PromptTooLong:
+def nearest(refusals: Iterable[RequestError]) -> RequestError:
     """Return the refusal of the place that came nearest to taking a prompt."""
-    return max(refusals, key=lambda refusal: refusal.limit / refusal.needed)
+    return max(refusals, key=_nearness)
+
+
+def _nearness(refusal: RequestError) -> float:
+    """Return the share of a prompt for which there would be room; what is no matter of size has none."""
+    return refusal.limit / refusal.needed if isinstance(refusal, PromptTooLong) else 0.0
 
 
 def _backlog(places: Sequence[Place], route: Route, ahead: Mapping[Place, int]) -> int:

@@ -5,7 +5,7 @@ Ownership: made by `PrefillPeer` with each session, and of no use after it. Even
 
 from __future__ import annotations
 
-from common.errors import PromptTooLong
+from common.errors import InvalidRequest, PromptTooLong, RequestError, Violation
 from common.kv.plan import plan_spans
 from common.kv.ring import slot_bytes
 from common.session.messages import TransferMode
@@ -52,8 +52,14 @@ class RemotePlace:
             self._needed_bytes[key] = self._plan_bytes(*key)
         return self._needed_bytes[key]
 
-    def refusal(self, prompt_len: int, mode: TransferMode) -> PromptTooLong | None:
-        """See `Place`: the longest prompt of the peer, then the slab."""
+    def refusal(self, prompt_len: int, mode: TransferMode) -> RequestError | None:
+        """See `Place`: the modes and the longest prompt of the peer, then the slab."""
+        modes = self._session.welcome.modes
+        # Services fit that have one mode in common, so another one may still be asked for.
+        if mode not in modes:
+            spoken = ", ".join(one.value for one in modes)
+            problem = f"is {mode.value}, the prefill service takes {spoken}"
+            return InvalidRequest([Violation("transfer", problem)])
         limit, capacity = self._session.welcome.max_prompt_tokens, self._session.slots.capacity_bytes
         if prompt_len > limit:
             return PromptTooLong("prompt tokens", prompt_len, limit)

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Protocol
 
-from common.errors import KVSpanError, PromptTooLong
+from common.errors import KVSpanError, RequestError
 from common.telemetry.timeline import Timeline
 from decode_service.cache.admission import Choice, Wish
 from decode_service.prefill.costs import CostModel
@@ -88,12 +88,12 @@ class Router:
             return choose(able, prompt_len, wish, ahead, self._costs)
         raise self._refusal(wish, refusals)
 
-    def _able(self, prompt_len: int, wish: Wish) -> tuple[list[Place], list[PromptTooLong]]:
+    def _able(self, prompt_len: int, wish: Wish) -> tuple[list[Place], list[RequestError]]:
         """Return the places that could ever take a prompt, and the refusals of the others."""
         sessions = [peer.place for peer in self._peers] if wish.route is not Route.LOCAL else []
         places = [*sessions, self._local if wish.route is not Route.REMOTE else None]
         able: list[Place] = []
-        refusals: list[PromptTooLong] = []
+        refusals: list[RequestError] = []
         for place in places:
             if place is None:
                 continue
@@ -104,7 +104,7 @@ class Router:
                 refusals.append(refusal)
         return able, refusals
 
-    def _refusal(self, wish: Wish, refusals: list[PromptTooLong]) -> KVSpanError:
+    def _refusal(self, wish: Wish, refusals: list[RequestError]) -> KVSpanError:
         """Return what a client is told whose prompt no place takes."""
         best = nearest(refusals) if refusals else None
         problems = [peer.problem for peer in self._peers if peer.problem]

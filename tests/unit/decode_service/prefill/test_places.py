@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from common.errors import PromptTooLong
+from common.errors import InvalidRequest, PromptTooLong, Violation
 from common.session.messages import TransferMode
 from decode_service.cache.admission import Choice, Wish
 from decode_service.prefill.costs import CostModel
@@ -141,3 +141,12 @@ def test_the_nearest_refusal_is_that_of_the_place_that_lacks_least() -> None:
     slab = PromptTooLong("slab bytes", 9000, 4096)
 
     assert nearest([slab, tokens]) is tokens
+
+
+def test_a_refusal_of_the_kind_is_told_only_where_none_is_of_the_size() -> None:
+    """A smaller prompt is what most clients can send."""
+    mode = InvalidRequest([Violation("transfer", "is stream, the prefill service takes whole")])
+    tokens = PromptTooLong("prompt tokens", 4100, 40)
+
+    assert nearest([mode, tokens]) is tokens
+    assert nearest([mode]) is mode

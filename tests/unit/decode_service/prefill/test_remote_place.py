@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import Cancelled, PeerLost
+from common.errors import Cancelled, InvalidRequest, PeerLost, PromptTooLong
 from common.session.messages import GoAway, StartPrefill, TransferMode
 from common.telemetry.timeline import Timeline
 from decode_service.cache.reservation import Holder
@@ -140,6 +140,22 @@ async def test_a_place_refuses_what_it_could_never_take(
 
         refusal = make_place(desk).refusal(prompt_len, mode)
 
+        assert refusal is None or isinstance(refusal, PromptTooLong)
         found = (refusal.limit_name, refusal.needed, refusal.limit) if refusal else None
         assert found == refused
+        desk.session.close(LOST)
+
+
+async def test_a_place_refuses_a_mode_that_its_peer_does_not_speak(slab_dir: Path) -> None:
+    """Services fit that have one mode in common; the field and both values are named."""
+    with make_session_desk(slab_dir) as desk:
+        desk.session.greet()
+        modes = TransferMode.WHOLE, TransferMode.DEFERRED
+        desk.session.receive(replace(make_welcome(), nonce=desk.slab.nonce, modes=modes))
+
+        refusal = make_place(desk).refusal(3, TransferMode.STREAM)
+
+        assert isinstance(refusal, InvalidRequest)
+        assert str(refusal) == "transfer: is stream, the prefill service takes whole, deferred"
+        assert make_place(desk).refusal(3, TransferMode.WHOLE) is None
         desk.session.close(LOST)
