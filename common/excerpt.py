@@ -1,8 +1,8 @@
 """How much is shown of a text that somebody else chose.
 
 Theory of operation: values of a peer stand in errors, logs and answers to clients. A peer that is broken or
-hostile may send megabytes of them, so whoever quotes one quotes its start; what goes to logs loses the
-characters that would steer a terminal.
+hostile may send megabytes of them, so whoever quotes one quotes its start. What would steer a terminal is
+left out of a short text of a peer, and at the latest where a line is written it is escaped.
 """
 
 from __future__ import annotations
@@ -22,3 +22,11 @@ def excerpt(text: str, limit: int = SHOWN_CHARS) -> str:
 def printable(text: str, limit: int = SHOWN_CHARS) -> str:
     """Return the excerpt of what a person can see of a text: without control characters and line breaks."""
     return excerpt("".join(filter(str.isprintable, text[: 2 * limit])), limit)
+
+
+def visible(text: str) -> str:
+    """Return a text with escapes for what would steer a terminal; line breaks stay."""
+    shown = (
+        one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode() for one in text
+    )
+    return "".join(shown)

@@ -20,6 +20,7 @@ import click
 from click.core import ParameterSource
 
 from common.errors import ConfigError, KVSpanError
+from common.excerpt import visible
 from common.telemetry.logging import configure_logging, log_fields
 from common.telemetry.stderr import json_stderr
 from kvspan.audit.command import audit
@@ -90,7 +91,7 @@ def _run(line: list[str], stream: TextIO | None) -> int:
     except (click.ClickException, CommandFailed, KVSpanError) as error:
         code, text = ending_of(error)
         if stream is None:
-            print(text, file=sys.stderr)
+            print(visible(text), file=sys.stderr)
         else:
             logger.error("command.failed", extra=log_fields(exit_code=code, problem=text))
         return code

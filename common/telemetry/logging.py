@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import TextIO
 
+from common.excerpt import visible
+
 FIELDS = "fields"
 """Attribute of a record that holds its fields."""
 
@@ -74,7 +76,7 @@ class TextFormatter(logging.Formatter):
         head = [_timestamp(record), record.levelname, self._service, record.getMessage(), *fields]
         lines = [" ".join(head)]
         if record.exc_info:
-            lines.append(self.formatException(record.exc_info))
+            lines.append(visible(self.formatException(record.exc_info)))
         return "\n".join(lines)
 
 
@@ -103,4 +105,7 @@ class JSONFormatter(logging.Formatter):
 def _text(value: object) -> str:
     """Return a value so that a space or a line break in it cannot end it."""
     plain = str(value)
-    return plain if plain and _PLAIN.issuperset(plain) else json_format.dumps(plain, ensure_ascii=False)
+    if plain and _PLAIN.issuperset(plain):
+        return plain
+    # JSON escapes some of these characters, not those above ASCII that begin a sequence, a line or turn text.
+    return visible(json_format.dumps(plain, ensure_ascii=False))

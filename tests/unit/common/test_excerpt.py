@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.excerpt import MARK, SHOWN_CHARS, excerpt, printable
+from common.excerpt import MARK, SHOWN_CHARS, excerpt, printable, visible
 
 
 @pytest.mark.parametrize("text", ["", "short", "x" * SHOWN_CHARS])
@@ -23,3 +23,13 @@ def test_what_goes_to_a_log_steers_no_terminal() -> None:
     """Control characters, line breaks and marks of direction are left out; other scripts are not."""
     assert printable("a\x1b[31m\nb\u202e\x7f é 語") == "a[31mb é 語"
     assert printable("x" * 9, 5) == "xxxx…"
+
+
+@pytest.mark.parametrize(
+    ("character", "shown"),
+    [("\x1b", r"\x1b"), ("\x7f", r"\x7f"), ("\x9b", r"\x9b"), ("\u2028", r"\u2028"), ("\u202e", r"\u202e")],
+    ids=["escape", "delete", "the escape above ASCII", "line separator", "right to left"],
+)
+def test_what_is_printed_shows_what_would_steer_a_terminal(character: str, shown: str) -> None:
+    """Nothing is lost; line breaks of our own stay, and so do other scripts."""
+    assert visible(f"é 語\n{character}[2J") == f"é 語\n{shown}[2J"

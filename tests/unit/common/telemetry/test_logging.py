@@ -41,6 +41,24 @@ def test_value_is_quoted_when_it_could_end_its_field(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err.endswith('call.failed problem="no \\"page\\"\\nfree=3" empty=""\n')
 
 
+def test_value_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Peers and clients choose texts that stand in lines; what is printable stays as it is."""
+    configure_logging("decode", "INFO")
+
+    logging.getLogger("x").info("call.failed", extra=log_fields(problem="né\x9b2J\u2028"))
+
+    assert capsys.readouterr().err.endswith('call.failed problem="né\\x9b2J\\u2028"\n')
+
+
+def test_traceback_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """The text of an exception may be a peer's."""
+    configure_logging("decode", "INFO")
+
+    logging.getLogger("x").error("call.broken", exc_info=ValueError("one\x9b2J\ntwo\x1b[2J"))
+
+    assert capsys.readouterr().err.endswith("ValueError: one\\x9b2J\ntwo\\x1b[2J\n")
+
+
 def test_json_line_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     """The other format has the same values, one object per line."""
     configure_logging("prefill", "DEBUG", json=True)
