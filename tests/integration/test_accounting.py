@@ -232,21 +232,6 @@ async def test_m9_waiting_for_the_engine_and_computing_are_stages_of_their_own(
     assert ns(answer.timings.prefill) <= ended_ns - opened_ns
 
 
-async def test_n5_route_local_says_that_no_prefill_service_is_used(
-    dense: Configs, load: LoadPair, oracle: Oracle
-) -> None:
-    """N5: with a peer at hand and route local, capabilities, counters and the answer say where it ran."""
-    prefill, decode = dense[0], replace(dense[1], route="local")
-    async with running_pair(prefill, decode, load(*dense)) as pair:
-        answer = await pair.ask(PROMPT, 2)
-        told, status = await pair.client.capabilities(), await pair.client.status()
-
-    oracle.assert_greedy(PROMPT, answer)
-    assert told.default_route == pb.ROUTE_LOCAL
-    assert answer.timings.route == pb.ROUTE_LOCAL
-    assert (status.prompts_remote, status.prompts_local) == (0, 1)
-
-
 async def test_n5_a_prompt_computed_here_for_want_of_a_peer_is_visible(
     dense: Configs, load: LoadPair, oracle: Oracle, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,9 @@ import grpc
 import pytest
 
 from common.wire.failure import RemoteFailure
-from decode_service.config import DecodeConfig
-from prefill_service.config import PrefillConfig
 from tests.integration.conftest import LoadPair
 from tests.support.cases import Oracle, dense_config, prompt_of, save_model
-from tests.support.gates import Gate, gated
-from tests.support.pair import Pair, make_configs, running_pair, wait_until
+from tests.support.pair import Pair, make_configs, running_pair
 
 
 @pytest.mark.parametrize(
@@ -52,16 +48,6 @@ async def test_c3_c9_w4_what_can_never_fit_is_refused_at_once_with_the_numbers(
     assert limit in caught.value.message
     assert caught.value.retry_after_s is None
     assert counts.failed == 0
-
-
-async def test_c3_a_request_that_just_fits_is_served(
-    tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, oracles: Callable[[str], Oracle]
-) -> None:
-    """C3: prompt and answer that take the whole cache to its last token are served."""
-    configs = make_configs(tmp_path, checkpoints["DENSE"], cache_tokens=256)
-    prompt = prompt_of(250)
-    async with running_pair(*configs, load(*configs)) as pair:
-        oracles("DENSE").assert_greedy(prompt, await pair.ask(prompt, 6))
 
 
 @pytest.fixture(scope="module")
@@ -108,72 +94,6 @@ async def test_c1_requests_beyond_the_capacity_wait_and_are_served_in_turn(
         counts = (await pair.client.status()).requests
 
     assert (counts.submitted, counts.finished) == (10, 10)
-
-
-async def test_h7_a_full_queue_refuses_and_says_when_to_try_again(
-    tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, oracles: Callable[[str], Oracle]
-) -> None:
-    """H7: beyond lanes and queue a request is RESOURCE_EXHAUSTED at once, with RetryInfo; others finish."""
-    configs, gate = make_configs(tmp_path, checkpoints["DENSE"], lanes=1, queue_limit=2), Gate()
-    prompt = prompt_of(70)
-    async with running_pair(*configs, gated(load(*configs), gate)) as pair, asyncio.TaskGroup() as tasks:
-        served = [tasks.create_task(pair.ask(prompt, 3)) for _ in range(3)]
-        await wait_until(lambda: pair.decode.admission.statistics().num_queued == 2)
-        with pytest.raises(RemoteFailure) as caught:
-            await pair.ask(prompt, 3)
-        status = await pair.client.status()
-        gate.open()
-        for task in served:
-            oracles("DENSE").assert_greedy(prompt, await task)
-
-    assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
-    assert caught.value.retry_after_s == 1
-    assert (status.requests.refused, status.reservations.queued, status.queue_limit) == (1, 2, 2)
-
-
-async def test_c2_a_waiting_pair_uses_no_cpu(
-    dense: tuple[PrefillConfig, DecodeConfig], load: LoadPair
-) -> None:
-    """C2: while a request waits for its prefill, the step loop makes no steps: it waits, it does not spin."""
-    gate = Gate()
-    async with running_pair(*dense, gated(load(*dense), gate)) as pair:
-        asked = asyncio.create_task(pair.ask(prompt_of(40), 2))
-        await wait_until(lambda: gate.num_arrived == 1)
-        first = await pair.client.status()
-        second = await pair.client.status()
-        gate.open()
-        await asked
-
-    assert first.num_steps == second.num_steps == 0
-
-
-async def test_i1_i2_clients_may_use_one_name_for_many_requests(
-    dense: tuple[PrefillConfig, DecodeConfig], load: LoadPair, oracles: Callable[[str], Oracle]
-) -> None:
-    """I1, I2: equal and related request ids run together and in turn; the service makes its own names."""
-    names = ["job", "job", "job-1", "job-1", "", "job"]
-    prompts = [prompt_of(60 + number, seed=number) for number in range(len(names))]
-    async with running_pair(*dense, load(*dense)) as pair:
-        together = await asyncio.gather(
-            *(pair.ask(p, 3, request_id=name) for p, name in zip(prompts, names, strict=True))
-        )
-        again = await pair.ask(prompts[0], 3, request_id="job")
-
-    for prompt, answer in zip([*prompts, prompts[0]], [*together, again], strict=True):
-        oracles("DENSE").assert_greedy(prompt, answer)
-    assert len({answer.request_id for answer in [*together, again]}) == len(names) + 1
-
-
-async def test_i5_two_answers_are_two_requests(
-    dense: tuple[PrefillConfig, DecodeConfig], load: LoadPair
-) -> None:
-    """I5: siblings of one prompt are separate requests; n=2 is refused by name."""
-    async with running_pair(*dense, load(*dense)) as pair:
-        one, two = await asyncio.gather(*(sampled(pair, seed) for seed in (1, 2)))
-        again = await sampled(pair, 1)
-
-    assert one == again
-    assert one != two
 
 
 async def sampled(pair: Pair, seed: int) -> tuple[int, ...]:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import math
-import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import pytest_asyncio
 
-from common.wire.failure import RemoteFailure
 from tests.integration.conftest import LoadPair, shared_pair
 from tests.support.cases import Oracle, prompt_of
 from tests.support.gates import Gate, gated_at_end
@@ -48,18 +43,6 @@ async def num_steps(pair: Pair) -> int:
     return (await pair.client.status()).num_steps
 
 
-@pytest.mark.parametrize("route", ["remote", "local"])
-async def test_f1_one_token_is_returned_without_a_decode_step(pair: Pair, oracle: Oracle, route: str) -> None:
-    """F1: max_new_tokens=1 gives one token, reason length, and no step of the decode model."""
-    before = await num_steps(pair)
-
-    completion = await pair.ask(PROMPT, 1, route=route)
-
-    assert completion.token_ids == oracle.generate(PROMPT, 1)
-    assert completion.finish_reason == "length"
-    assert await num_steps(pair) == before
-
-
 @pytest.mark.parametrize("mode", MODES)
 async def test_f2_f3_a_first_token_that_stops_decodes_nothing(pair: Pair, oracle: Oracle, mode: Any) -> None:
     """F2, F3: a first token that ends the answer ends it at once, in every mode, without a step."""
@@ -74,72 +57,6 @@ async def test_f2_f3_a_first_token_that_stops_decodes_nothing(pair: Pair, oracle
     assert (completion.finish_reason, completion.text) == ("stop", "")
     assert await num_steps(pair) == before
     pair.assert_idle()
-
-
-async def test_f2_the_end_of_sequence_token_of_the_checkpoint_stops_unless_ignored(
-    tmp_path: Path, oracle: Oracle, checkpoints: dict[str, str]
-) -> None:
-    """F2: the checkpoint's own end-of-sequence id as first token ends the answer; ignore_eos goes on."""
-    (first,) = oracle.generate(PROMPT, 1)
-    folder = copy_with_eos(Path(checkpoints["DENSE"]), tmp_path / "eos", first)
-    async with running_pair(*make_configs(tmp_path, str(folder))) as pair:
-        stopped = await pair.client.complete(token_ids=PROMPT, max_new_tokens=4)
-        ignored = await pair.client.complete(token_ids=PROMPT, max_new_tokens=4, ignore_eos=True)
-
-    assert (stopped.token_ids, stopped.finish_reason) == ((first,), "stop")
-    assert (ignored.token_ids, ignored.finish_reason) == (oracle.generate(PROMPT, 4), "length")
-
-
-async def test_f5_four_tokens_cost_three_steps(pair: Pair, oracle: Oracle) -> None:
-    """F5: the first token comes from prefill's logits; decode computes the others and no more."""
-    before = await num_steps(pair)
-
-    completion = await pair.ask(PROMPT, 4)
-
-    oracle.assert_greedy(PROMPT, completion)
-    assert await num_steps(pair) - before == 3
-
-
-@pytest.mark.parametrize(
-    ("field", "options"),
-    [
-        ("sampling.prompt_logprobs", {"prompt_logprobs": 1}),
-        ("sampling.grammar", {"grammar": 'root ::= "x"'}),
-        ("sampling.n", {"n": 2}),
-    ],
-    ids=["f6-prompt-logprobs", "f8-grammar", "i5-two-answers"],
-)
-async def test_f6_f8_i5_what_is_not_served_is_refused_by_name(
-    pair: Pair, field: str, options: dict[str, Any]
-) -> None:
-    """F6, F8, I5: prompt log-probabilities, grammars and n above 1 are refused, naming the field."""
-    with pytest.raises(RemoteFailure) as caught:
-        await pair.client.complete(token_ids=PROMPT, **options)
-
-    assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert [violation.field for violation in caught.value.violations] == [field]
-
-
-@pytest.mark.parametrize("route", ["remote", "local"])
-async def test_f7_the_first_token_has_its_log_probabilities(pair: Pair, oracle: Oracle, route: str) -> None:
-    """F7: position 0 reports the same five best tokens and log-probabilities as ORACLE."""
-    completion = await pair.ask(PROMPT, 3, logprobs=5, route=route)
-
-    values, tokens = oracle.logprobs(PROMPT)[0].topk(5)
-    first = completion.logprobs[0]
-    assert len(completion.logprobs) == 3
-    assert [entry.token_id for entry in first.top] == tokens.tolist()
-    assert [entry.logprob for entry in first.top] == pytest.approx(values.tolist(), abs=1e-4)
-    assert first.chosen == first.top[0]
-
-
-@pytest.mark.parametrize("max_new_tokens", [1, 2, 7])
-async def test_f9_usage_counts_the_tokens_that_were_sent(pair: Pair, max_new_tokens: int) -> None:
-    """F9: generated_tokens is the number of tokens sent, the handed-over one included."""
-    completion = await pair.ask(PROMPT, max_new_tokens)
-
-    assert len(completion.token_ids) == completion.usage.generated_tokens == max_new_tokens
-    assert completion.usage.prompt_tokens == len(PROMPT)
 
 
 @pytest.mark.parametrize(
@@ -162,19 +79,6 @@ async def test_f11_the_first_token_obeys_every_option(pair: Pair, options: dict[
 
     assert remote.token_ids == local.token_ids
     assert [p.chosen for p in remote.logprobs] == [p.chosen for p in local.logprobs]
-
-
-async def test_f11_a_repetition_penalty_reaches_the_first_token(pair: Pair, oracle: Oracle) -> None:
-    """F11: a penalty that outweighs every margin keeps the greedy first token out when the prompt has it."""
-    (greedy,) = oracle.generate(PROMPT, 1)
-    prompt = [greedy, *PROMPT]
-    expected = oracle.logprobs(prompt)[0]
-    allowed = [token for token in range(len(expected)) if token not in set(prompt)]
-
-    completion = await pair.ask(prompt, 1, repetition_penalty=1e6)
-
-    assert completion.token_ids[0] in allowed
-    assert math.isfinite(completion.logprobs[0].chosen.logprob)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -205,13 +109,3 @@ async def test_f13_text_and_its_token_ids_give_the_same_answer(pair: Pair) -> No
 
     assert from_text.token_ids == from_ids.token_ids
     assert from_text.usage.prompt_tokens == len(token_ids)
-
-
-def copy_with_eos(source: Path, target: Path, eos_id: int) -> Path:
-    """Copy a checkpoint, with another end-of-sequence id in its generation config."""
-
-    shutil.copytree(source, target)
-    path = target / "generation_config.json"
-    settings = json.loads(path.read_text())
-    path.write_text(json.dumps({**settings, "eos_token_id": [eos_id]}))
-    return target

@@ -113,26 +113,6 @@ async def test_c14_u1_a_paused_consumer_fails_the_producer_at_its_bound(
         assert (await pair.ask(long)).token_ids == (await pair.ask(long, route="local")).token_ids
 
 
-async def test_a_cancel_while_waiting_for_credit_ends_the_producer_at_once(
-    tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, gate: Gate
-) -> None:
-    """The bound is longer than this test may take; slot and pages come back when the copy has ended."""
-    configs = make_configs(tmp_path, checkpoints["DENSE"], slab_bytes=SLAB_BYTES, credit_wait_s=600.0)
-    async with running_pair(*configs, load(*configs)) as pair:
-        asked = asyncio.create_task(pair.ask(prompt_of(300)))
-        await wait_until(lambda: num_waits(pair) == 1)
-
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
-        (peer,) = pair.prefill.servicer.peers
-        await wait_until(lambda: peer.statistics().num_jobs == 0)
-        assert pair.decode.peers[0].statistics().slab_leased_bytes == RING_BYTES
-
-        gate.open()
-        await pair.wait_idle()
-        await pair.assert_no_pages_held()
-
-
 async def test_h16_c7_c10_a_producer_goes_on_at_most_its_credit(
     tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, gate: Gate
 ) -> None:
@@ -151,26 +131,6 @@ async def test_h16_c7_c10_a_producer_goes_on_at_most_its_credit(
         gate.open()
 
         assert [one.token_ids for one in await asked] == [one.token_ids for one in expected]
-
-
-@pytest.mark.parametrize("mode", RING_MODES)
-async def test_c3_a_slab_smaller_than_one_span_refuses_with_the_numbers(
-    tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, mode: str
-) -> None:
-    """C3: no ring is small enough, so nothing waits."""
-    configs = make_configs(
-        tmp_path,
-        checkpoints["DENSE"],
-        slab_bytes=SLAB_BYTES,
-        min_span_bytes=128 << 10,
-        max_span_bytes=256 << 10,
-    )
-    async with running_pair(*configs, load(*configs)) as pair:
-        with pytest.raises(RemoteFailure) as caught:
-            await pair.ask(prompt_of(300), transfer=mode)
-
-    assert caught.value.code.name == "OUT_OF_RANGE"
-    assert f"needs {SLAB_BYTES} of slab bytes, the limit is {CAPACITY}" in caught.value.message
 
 
 @pytest.mark.parametrize("mode", RING_MODES)

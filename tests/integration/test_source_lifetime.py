@@ -75,24 +75,6 @@ async def test_u4_the_next_prompt_changes_nothing_of_one_that_is_still_copied(
         oracle.assert_greedy(OTHER, await second)
 
 
-async def test_u4_the_next_prompt_is_not_harmed_by_one_that_was_cancelled(
-    dense: Configs, load: LoadPair, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """U4: a prompt that starts while a cancelled one's slot is still read gets bytes of its own."""
-    gate = Gate()
-    async with running_pair(*dense, load(*dense)) as pair:
-        monkeypatch.setattr(importer, "digest", digest_after(gate))
-        first = asyncio.create_task(pair.ask(PROMPT, 3))
-        await wait_until(lambda: gate.num_arrived == 1)
-        first.cancel()
-        second = asyncio.create_task(pair.ask(OTHER, 3))
-        await wait_until(lambda: pair.decode.peers[0].statistics().num_slots == 2)
-        gate.open()
-
-        oracle.assert_greedy(OTHER, await second)
-        await asyncio.gather(first, return_exceptions=True)
-
-
 @pytest.mark.parametrize("mode", MODES)
 async def test_h9_u6_w2_a_copy_that_outlives_its_lease_is_an_error_and_keeps_what_it_reads(
     dense: Configs, load: LoadPair, oracle: Oracle, monkeypatch: pytest.MonkeyPatch, mode: str

@@ -92,19 +92,6 @@ class GatedWriter:
         self.inner.write(layer_index, tokens, keys, values)
 
 
-@dataclass(slots=True)
-class LossyWriter:
-    """Leaves out the rows of one layer, as an engine without a hook for it would."""
-
-    inner: KVWriter
-    lost_layer: int
-
-    def write(self, layer_index: int, tokens: Range, keys: Rows, values: Rows) -> None:
-        """Pass rows on unless they are of the lost layer."""
-        if layer_index != self.lost_layer:
-            self.inner.write(layer_index, tokens, keys, values)
-
-
 def gated(loaded: LoadedPair, gate: Gate) -> LoadedPair:
     """Return the pair with a prefill engine that waits at `gate` before every chunk's first rows."""
     return with_engine(
@@ -131,18 +118,6 @@ def gated_at_end(loaded: LoadedPair, gate: Gate) -> LoadedPair:
         return prefill
 
     return with_engine(loaded, run)
-
-
-def lossy(loaded: LoadedPair, lost_layer: int) -> LoadedPair:
-    """Return the pair with a prefill engine that never hands over one layer."""
-    return with_engine(
-        loaded,
-        lambda inner: (
-            lambda tokens, first, writer, cancelled: inner.prefill(
-                tokens, first, LossyWriter(writer, lost_layer), cancelled
-            )
-        ),
-    )
 
 
 def failing(loaded: LoadedPair, error: Exception, *, prompt_len: int) -> LoadedPair:

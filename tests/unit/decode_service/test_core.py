@@ -88,7 +88,7 @@ async def test_more_requests_than_places_run_one_after_another(slab_dir: Path) -
 
 
 async def test_a_full_queue_refuses(slab_dir: Path) -> None:
-    """Whoever waits keeps its place."""
+    """H7: Whoever waits keeps its place."""
     async with memory_pair(slab_dir) as pair:
         gate = Gate(pair.engine)
         tasks = [start(pair, make_request()) for _ in range(4)]
@@ -295,7 +295,7 @@ async def test_a_cancel_while_the_prompt_is_computed_ends_at_once(slab_dir: Path
 
 
 async def test_a_cancel_in_the_queue_takes_nothing(slab_dir: Path) -> None:
-    """Neither a lane nor a place stays behind."""
+    """A10: Neither a lane nor a place stays behind."""
     async with memory_pair(slab_dir) as pair:
         gate = Gate(pair.engine)
         running = [start(pair, make_request()) for _ in range(2)]

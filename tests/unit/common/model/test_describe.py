@@ -111,7 +111,7 @@ def test_layers_of_different_head_sizes_form_groups() -> None:
 
 
 def test_layers_that_share_kv_own_none() -> None:
-    """A sharing layer is not listed."""
+    """S16, H18: A sharing layer is not listed."""
     config = make_sharing_config()
 
     assert [layer.layer_index for layer in describe(config, DType.FLOAT32, 16).layers] == [0, 1, 2, 3]
@@ -144,7 +144,7 @@ def test_layers_that_share_kv_own_none() -> None:
     ids=lambda value: value.model_type if isinstance(value, PreTrainedConfig) else "",
 )
 def test_layers_without_plain_kv_are_refused_by_name(config: PreTrainedConfig, layers: list[str]) -> None:
-    """State other than keys and values per token is refused from the config alone, naming each layer."""
+    """R1: State other than keys and values per token is refused from the config alone, naming each layer."""
     with pytest.raises(UnsupportedModel) as refusal:
         describe(config, DType.FLOAT32, 16)
 
@@ -166,7 +166,7 @@ def test_layers_without_plain_kv_are_refused_by_name(config: PreTrainedConfig, l
     ids=lambda value: value.model_type if isinstance(value, PreTrainedConfig) else "",
 )
 def test_foreign_attention_is_refused_with_its_reason(config: PreTrainedConfig, field: str) -> None:
-    """Attention that needs more than keys, values and a window is refused, naming what it needs."""
+    """N6, N10: Attention that needs more than keys, values and a window is refused, naming what it needs."""
     with pytest.raises(UnsupportedModel, match=field):
         describe(config, DType.FLOAT32, 16)
 

@@ -55,7 +55,7 @@ def test_publication_needs_a_complete_transfer(state: TransferState) -> None:
 
 @pytest.mark.parametrize("missing", range(len(SPANS)))
 def test_done_before_coverage_fails_and_names_what_is_missing(missing: int) -> None:
-    """W7, H4: whatever span is absent, its layers and tokens are told and nothing is published."""
+    """W7, W8, H4: whatever span is absent, its layers and tokens are told and nothing is published."""
     told = [span for span in SPANS if span.sequence != missing]
     transfer = make_streaming_transfer(*told)
 

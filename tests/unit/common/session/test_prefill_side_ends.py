@@ -38,10 +38,8 @@ from tests.support.sessions import (
     make_queued_job,
     make_running_job,
     make_stopping_job,
-    make_totals,
 )
 
-TOTALS = make_totals(SPANS)
 CANCEL = CancelPrefill(21, 1, "REQUEST_CANCELLED")
 FAILURE = EngineFailed("a device was lost")
 EXPIRED = LeaseExpired("not done within 30 s")
@@ -49,7 +47,7 @@ IDLE = SlabIdle()
 
 
 def test_a_queued_job_is_cancelled_at_once() -> None:
-    """A10: out of the queue before the answer, and the engine that comes for it is turned away."""
+    """A8, A10: out of the queue before the answer, and the engine that comes for it is turned away."""
     session = make_queued_job()
 
     assert session.receive(CANCEL) == (Dequeue(21), Send(PrefillCancelled(21, 1)))

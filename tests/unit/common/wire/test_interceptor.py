@@ -92,7 +92,7 @@ async def test_error_becomes_its_status_when_a_call_is_unary() -> None:
 async def test_unexpected_error_is_internal_and_logged_with_its_traceback(
     make: type[decode_pb2_grpc.DecodeServiceServicer], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The client learns nothing of an unknown error but that it happened; the log has the rest."""
+    """G7: The client learns nothing of an unknown error but that it happened; the log has the rest."""
     with caplog.at_level(logging.ERROR, "common.wire.interceptor"):
         _, error = await end_of_stream(make(ValueError("secret")))  # type: ignore[call-arg]
 
@@ -105,7 +105,7 @@ async def test_unexpected_error_is_internal_and_logged_with_its_traceback(
 
 
 async def test_client_gets_a_status_when_something_inside_the_handler_was_cancelled() -> None:
-    """A CancelledError of an inner task would leave the client waiting for ever."""
+    """G7: A CancelledError of an inner task would leave the client waiting for ever."""
     _, error = await end_of_stream(raising(asyncio.CancelledError()))
 
     assert isinstance(error, RemoteFailure)

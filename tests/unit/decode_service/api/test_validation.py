@@ -136,7 +136,7 @@ def test_text_and_chat_become_tokens() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_wrong_is_named(request_: pb.GenerateRequest, field: str) -> None:
-    """Exactly the field that is wrong."""
+    """F6, F8, I5: Exactly the field that is wrong."""
     assert fields_of(request_) == [field]
 
 

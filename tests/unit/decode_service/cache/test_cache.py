@@ -31,7 +31,7 @@ def test_a_reservation_takes_what_it_needs_in_every_group(cache: KVCache) -> Non
 
 
 def test_a_reservation_takes_nothing_when_a_later_group_is_full(cache: KVCache) -> None:
-    """Pages in every group or in none."""
+    """S7: Pages in every group or in none."""
     first = cache.reserve(3, 30)
     before = cache.statistics()
 
