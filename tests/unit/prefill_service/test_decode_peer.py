@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import EngineFailed, GeometryMismatch, LeaseExpired, SlabNotShared
+from common.errors import GeometryMismatch, LeaseExpired, SlabNotShared
 from common.kv.digest import DigestKind, digest
 from common.kv.spans import SPAN_LAYOUT
 from common.session.messages import (
@@ -23,7 +23,7 @@ from common.session.messages import (
 )
 from prefill_service.decode_peer import MAX_UNSAID
 from tests.support.factories import make_geometry
-from tests.support.prefill_peers import PeerDesk, make_engine, make_peer_desk, spans_of, turns
+from tests.support.prefill_peers import PeerDesk, make_peer_desk, spans_of, turns
 from tests.support.sessions import NONCE, make_hello, make_identity, make_spans, make_start, make_totals
 
 pytestmark = pytest.mark.usefixtures("leak_check")
@@ -115,22 +115,6 @@ async def test_a_job_is_told_span_by_span_and_then_done(desk: PeerDesk) -> None:
     assert desk.peer.statistics().num_jobs == 0
 
 
-async def test_a_queued_job_is_cancelled_at_once(desk: PeerDesk) -> None:
-    """It leaves the queue, and nothing of its slot can be written."""
-    await desk.greet()
-    await desk.start(21)
-    await desk.start(22)
-
-    desk.cancel(21)
-
-    assert await desk.said(1) == [PrefillCancelled(21, 1)]
-    assert len(desk.queue) == 1
-    assert desk.peer.statistics().pinned_bytes == 8192
-    job = desk.take()
-    assert job.key == (3, 22)
-    await desk.run(job)
-
-
 async def test_a_running_job_says_cancelled_only_when_the_engine_has_ended(desk: PeerDesk) -> None:
     """The word is the proof that no byte moves any more; spans written meanwhile are not told."""
     await desk.greet()
@@ -146,24 +130,6 @@ async def test_a_running_job_says_cancelled_only_when_the_engine_has_ended(desk:
     assert await desk.said(1) == [PrefillCancelled(21, 1)]
     assert desk.peer.statistics().dropped_spans == 6
     assert desk.peer.statistics().num_jobs == 0
-
-
-async def test_an_engine_that_fails_fails_its_job_alone(desk: PeerDesk) -> None:
-    """The reason travels, and the next job runs."""
-    await desk.greet()
-    await desk.start(21)
-    await desk.start(22)
-    engine = make_engine()
-    engine.skipped = {0}
-
-    await desk.run(desk.take(), engine)
-    await desk.run(desk.take())
-
-    failed, *told = await desk.said(8)
-    assert isinstance(failed, PrefillFailed)
-    assert (failed.transfer_id, failed.reason) == (21, EngineFailed.code)
-    assert len(spans_of(told)) == 6
-    assert isinstance(told[-1], PrefillDone)
 
 
 async def test_a_queued_job_fails_when_its_time_is_over(desk: PeerDesk) -> None:
@@ -194,19 +160,6 @@ async def test_a_running_job_is_stopped_when_its_time_is_over(desk: PeerDesk) ->
     (failed,) = await desk.said(1)
     assert isinstance(failed, PrefillFailed)
     assert (failed.reason, desk.is_last) == (LeaseExpired.code, False)
-
-
-async def test_closing_with_queued_jobs_frees_the_slab_at_once(desk: PeerDesk) -> None:
-    """Nobody writes, so nothing has to be waited for."""
-    await desk.greet()
-    await desk.start(21)
-    await desk.start(22)
-
-    desk.peer.close()
-
-    assert (len(desk.queue), desk.num_mappings) == (0, 1)
-    assert desk.idle == [desk.peer]
-    assert await desk.said(1) == [None]
 
 
 async def test_closing_while_the_engine_runs_keeps_the_slab_until_it_ends(desk: PeerDesk) -> None:
@@ -247,17 +200,6 @@ async def test_closing_twice_is_closing_once(desk: PeerDesk) -> None:
     desk.peer.close()
 
     assert desk.idle == [desk.peer]
-
-
-async def test_messages_after_the_end_are_counted(desk: PeerDesk) -> None:
-    """What was on its way when the stream broke does no harm."""
-    await desk.greet()
-    desk.peer.close()
-
-    desk.peer.receive(make_start())
-
-    assert desk.peer.statistics().unknown_messages == 1
-    assert len(desk.queue) == 0
 
 
 @pytest.mark.parametrize(("offset", "size"), [(0, 4096), (4095, 64), (65_536, 64), (61_440, 8192)])

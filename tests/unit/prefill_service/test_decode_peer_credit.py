@@ -86,22 +86,6 @@ async def test_every_release_lets_one_span_more_be_told(ring: RingDesk) -> None:
     assert isinstance(await ring.desk.peer.next_message(), PrefillDone)
 
 
-async def test_a_release_twice_is_no_credit(ring: RingDesk) -> None:
-    """The second span is not released by the word for the first."""
-    await ring.next_span()
-    ring.release(0)
-    second = await ring.next_span()
-    before = bytes(ring.desk.slab.view(second.span.offset, SPAN_BYTES))
-
-    ring.release(0)
-    ring.release(2)
-    ring.desk.cancel()
-    await ring.run
-
-    assert ring.desk.peer.statistics().ignored_releases == 2
-    assert bytes(ring.desk.slab.view(second.span.offset, SPAN_BYTES)) == before
-
-
 async def test_a_cancel_ends_the_wait_for_credit(ring: RingDesk) -> None:
     """At once, and it is said when nothing is written any more."""
     await ring.next_span()

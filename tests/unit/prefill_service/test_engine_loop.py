@@ -132,40 +132,6 @@ async def test_a_cancelled_job_stops_at_the_next_layer(slab_dir: Path) -> None:
         assert isinstance((await bench.second.said(7))[-1], PrefillDone)
 
 
-async def test_a_session_that_ends_while_its_job_runs_frees_its_slab_afterwards(slab_dir: Path) -> None:
-    """The other session is not touched."""
-    async with make_bench(slab_dir) as bench:
-        bench.hold()
-        await bench.first.start()
-        await bench.entered.wait()
-        await bench.second.start()
-
-        bench.first.peer.close()
-        assert (bench.first.num_mappings, bench.first.idle) == (2, [])
-        bench.may_go.set()
-
-        assert isinstance((await bench.second.said(7))[-1], PrefillDone)
-        assert bench.first.num_mappings == 1
-        assert bench.first.idle == [bench.first.peer]
-
-
-async def test_cancelling_the_loop_stops_the_engine_and_ends_its_job(slab_dir: Path) -> None:
-    """The engine gives up at its next layer, its peer hears of it, and the thread is gone."""
-    async with make_bench(slab_dir) as bench:
-        bench.hold()
-        await bench.first.start()
-        await bench.entered.wait()
-
-        bench.task.cancel()
-        bench.first.peer.close()
-        loop = asyncio.get_running_loop()
-        loop.call_soon(loop.call_soon, bench.may_go.set)
-        with pytest.raises(asyncio.CancelledError):
-            await bench.task
-
-        assert bench.first.idle == [bench.first.peer]
-
-
 async def test_cancelling_the_loop_tells_the_engine_to_stop(slab_dir: Path) -> None:
     """Nobody waits for the rest of a long prompt, also while the session is open."""
     async with make_bench(slab_dir) as bench:
@@ -284,21 +250,6 @@ async def test_a_check_that_fails_when_idle_ends_the_loop(slab_dir: Path) -> Non
             await bench.task
 
         assert isinstance((await bench.first.said(7))[-1], PrefillDone)
-
-
-async def test_waiting_for_idle_ends_with_the_last_job(slab_dir: Path) -> None:
-    """Queued jobs count."""
-    async with make_bench(slab_dir) as bench:
-        bench.hold()
-        await bench.first.start()
-        await bench.second.start()
-        await bench.entered.wait()
-
-        bench.may_go.set()
-        await bench.loop.wait_idle(60)
-
-        assert bench.loop.is_idle
-        assert bench.second.peer.statistics().num_jobs == 0
 
 
 async def test_waiting_for_idle_ends_when_the_last_job_is_cancelled_in_the_queue(slab_dir: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from common.errors import Cancelled, LeaseExpired
+from common.errors import LeaseExpired
 from common.kv.coverage import Coverage
 from common.kv.digest import DigestKind, digest
 from common.kv.geometry import KVGeometry
@@ -138,13 +138,3 @@ def test_a_span_that_gets_no_credit_writes_no_byte(mode: TransferMode) -> None:
     (span,) = desk.sealed
     desk.assert_span(span)
     desk.assert_guarded()
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_stop_while_a_span_waits_for_credit_ends_the_prompt(mode: TransferMode) -> None:
-    """The engine is inside a write then, and looks at no flag of its own."""
-    desk = Desk(make_geometry(), 21, mode=mode, is_paused=True)
-    desk.stop.set()
-
-    with pytest.raises(Cancelled):
-        desk.prefill()

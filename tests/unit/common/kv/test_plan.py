@@ -6,8 +6,6 @@ from common.kv.plan import PlannedSpan, SpanGranularity, plan_spans
 from common.kv.ranges import Range
 from tests.support.factories import make_geometry, make_hybrid_geometry
 
-ONE_LAYER_OF_A_CHUNK = 4 * 192
-
 
 @pytest.mark.parametrize(
     ("chunk_tokens", "min_span_bytes", "max_span_bytes", "problem"),
@@ -38,46 +36,6 @@ def test_each_layer_is_a_span_when_nothing_has_to_be_merged() -> None:
     )
     assert plan.total_bytes == 2688
     assert plan.num_spans == 4
-
-
-def test_layers_merge_until_the_minimum_is_reached() -> None:
-    """Two layers reach the minimum; the odd last layer is flushed alone."""
-    granularity = SpanGranularity(4, ONE_LAYER_OF_A_CHUNK + 1, 4096)
-
-    plan = plan_spans(make_geometry(num_layers=5), 0, 4, granularity)
-
-    assert [span.layers for span in plan] == [Range(0, 2), Range(2, 4), Range(4, 5)]
-    assert [span.completed_by for span in plan] == [1, 3, 4]
-
-
-def test_layers_do_not_merge_above_the_maximum() -> None:
-    """The maximum wins over the minimum."""
-    limit = 3 * ONE_LAYER_OF_A_CHUNK - 64
-
-    plan = plan_spans(make_geometry(num_layers=5), 0, 4, SpanGranularity(4, limit, limit))
-
-    assert [len(span.layers) for span in plan] == [2, 2, 1]
-
-
-def test_a_layer_is_split_by_tokens_when_its_part_is_above_the_maximum() -> None:
-    """Three tokens of 192 bytes fit in 640, so 8 tokens of one layer make three spans."""
-    plan = plan_spans(make_geometry(num_layers=2), 0, 8, SpanGranularity(8, 640, 640))
-
-    assert [(span.layers.start, span.tokens) for span in plan] == [
-        (0, Range(0, 3)),
-        (0, Range(3, 6)),
-        (0, Range(6, 8)),
-        (1, Range(0, 3)),
-        (1, Range(3, 6)),
-        (1, Range(6, 8)),
-    ]
-
-
-def test_one_token_is_a_span_when_even_it_is_above_the_maximum() -> None:
-    """A token of one layer is never split."""
-    plan = plan_spans(make_geometry(num_layers=1), 0, 2, SpanGranularity(4, 0, 128))
-
-    assert [(span.tokens, span.length) for span in plan] == [(Range(0, 1), 192), (Range(1, 2), 192)]
 
 
 def test_spans_stay_on_the_absolute_grid_when_the_export_starts_inside_a_chunk() -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from common.errors import (
     Cancelled,
-    ChecksumMismatch,
     InvariantViolation,
     PeerLost,
     StaleGeneration,
@@ -37,7 +36,6 @@ from tests.support.sessions import (
     make_hello,
     make_open_decode_session,
     make_welcome,
-    sent,
     tell,
 )
 
@@ -157,19 +155,6 @@ def test_an_abort_after_completion_prevents_publication() -> None:
         session.published(21)
 
 
-def test_a_failed_copy_drains_only_with_its_siblings() -> None:
-    """U1: in the session as in the transfer."""
-    session = make_open_decode_session()
-    begin(session)
-    session.receive(SpanSealed(SPANS[0]))
-    session.receive(SpanSealed(SPANS[1]))
-    error = ChecksumMismatch(0, "aa", "bb")
-
-    assert TransferFailed(21, error) in session.import_failed(21, 0, error)
-    assert session.receive(PrefillCancelled(21, 1)) == ()
-    assert session.import_finished(21, 1) == (TransferDrained(21),)
-
-
 @pytest.mark.parametrize("num_steps", [0, 1, 2])
 def test_a_session_without_transfers_is_idle_when_closed(num_steps: int) -> None:
     """New, greeting or open: the slab can be unmapped at once, and a second close says nothing more."""
@@ -205,26 +190,6 @@ def test_close_does_not_fail_again_what_failed_before() -> None:
     session.abort(21, CAUSE)
 
     assert session.close(LOST) == (TransferDrained(21), SlabIdle())
-
-
-def test_close_sends_nothing() -> None:
-    """There is no stream any more."""
-    session = make_open_decode_session()
-    begin(session)
-
-    assert sent(session.close(LOST)) == []
-
-
-def test_the_end_of_the_last_copy_after_a_bad_one_makes_the_slab_idle() -> None:
-    """A copy that ends badly after close is an end all the same."""
-    session = make_open_decode_session()
-    begin(session)
-    session.receive(SpanSealed(SPANS[0]))
-    session.close(LOST)
-
-    actions = session.import_failed(21, 0, ChecksumMismatch(0, "aa", "bb"))
-
-    assert actions == (TransferDrained(21), SlabIdle())
 
 
 def test_integrity_finds_a_live_transfer_in_a_closed_session() -> None:

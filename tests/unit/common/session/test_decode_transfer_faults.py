@@ -28,7 +28,6 @@ from tests.support.sessions import (
     START,
     make_done,
     make_logits,
-    make_start,
     sent,
 )
 from tests.support.transfers import (
@@ -168,24 +167,6 @@ def test_a_wrong_field_of_a_span_fails_the_transfer(
 
     assert_failed(actions, kind)
     assert [type(message) for message in sent(actions)] == [CancelPrefill]
-
-
-def test_a_span_before_first_token_is_refused() -> None:
-    """What decode holds already is neither required nor allowed."""
-    start = make_start(first_token=2)
-    transfer = make_transfer(start)
-    transfer.start()
-    transfer.accepted()
-
-    assert_failed(transfer.span(SPANS[0]), SpanOutOfRange)
-
-
-def test_a_released_span_told_with_other_bytes_is_refused() -> None:
-    """Its cells stay placed, so the same positions from elsewhere overlap."""
-    transfer = make_streaming_transfer(SPANS[0])
-    transfer.import_finished(0)
-
-    assert_failed(transfer.span(replace(SPANS[0], sequence=7, offset=8192)), SpanOverlap)
 
 
 @pytest.mark.parametrize("copy_end", ["copy", "bad copy"])

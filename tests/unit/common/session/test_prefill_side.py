@@ -11,7 +11,7 @@ from common.errors import (
     RemoteProtocolError,
 )
 from common.kv.ranges import Range
-from common.session.actions import AttachSlab, Enqueue, ReturnCredit, Send, SlabIdle
+from common.session.actions import AttachSlab, Enqueue, ReturnCredit, Send
 from common.session.messages import (
     CancelPrefill,
     DecodeMessage,
@@ -21,7 +21,6 @@ from common.session.messages import (
     ReleaseSpan,
     SpanSealed,
 )
-from common.session.prefill_job import JOB_TRANSITIONS, JobEvent, JobState
 from common.session.prefill_side import PrefillSession
 from common.session.prefill_states import PREFILL_SESSION_TRANSITIONS, PrefillEvent, PrefillState
 from tests.support.factories import make_geometry
@@ -49,7 +48,6 @@ from tests.support.sessions import (
 TOTALS = make_totals(SPANS)
 CANCEL = CancelPrefill(21, 1, "REQUEST_CANCELLED")
 FAILURE = EngineFailed("a device was lost")
-IDLE = SlabIdle()
 
 
 def make_session() -> PrefillSession:
@@ -85,20 +83,6 @@ IN_STATE: dict[PrefillState, Callable[[], PrefillSession]] = {
     PrefillState.LEAVING: make_draining,
     PrefillState.CLOSED: make_closed,
 }
-
-WITH_JOB: dict[JobState, Callable[[], PrefillSession]] = {
-    JobState.QUEUED: make_queued_job,
-    JobState.RUNNING: make_running_job,
-    JobState.STOPPING: make_stopping_job,
-}
-JOB_EVENTS: dict[JobEvent, Callable[[PrefillSession], object]] = {
-    JobEvent.ENGINE_STARTED: lambda session: session.engine_started(21),
-    JobEvent.ENGINE_ENDED: finish_job,
-    JobEvent.STOP: lambda session: session.receive(CANCEL),
-}
-ILLEGAL_JOB_EVENTS = [
-    (state, event) for state in WITH_JOB for event in JobEvent if (state, event) not in JOB_TRANSITIONS
-]
 
 
 def test_the_table_is_the_diagram() -> None:
@@ -136,29 +120,6 @@ def test_a_drain_outside_an_open_session_says_and_moves_nothing(state: PrefillSt
 
     assert session.leave() == ()
     assert session.statistics() == before
-
-
-@pytest.mark.parametrize(("state", "event"), ILLEGAL_JOB_EVENTS)
-def test_an_illegal_job_event_raises_and_changes_nothing(state: JobState, event: JobEvent) -> None:
-    """What the engine may not do is our error; nothing is sent."""
-    session = WITH_JOB[state]()
-    before = session.statistics()
-
-    with pytest.raises(LocalProtocolError):
-        JOB_EVENTS[event](session)
-
-    assert session.statistics() == before
-    assert session.receive(CANCEL) != ()
-
-
-def test_a_failure_of_a_job_that_never_started_raises_and_changes_nothing() -> None:
-    """Only an engine that works can fail."""
-    session = make_queued_job()
-
-    with pytest.raises(LocalProtocolError):
-        session.engine_failed(21, FAILURE)
-
-    assert session.statistics().num_jobs == 1
 
 
 @pytest.mark.parametrize("state", [state for state in PrefillState if state is not PrefillState.ATTACHING])
@@ -280,14 +241,6 @@ def test_a_span_that_was_not_told_gives_no_credit(make_job: Callable[[], Prefill
     assert session.receive(ReleaseSpan(21, 1, 0)) == ()
 
     assert session.statistics().ignored_releases == 1
-
-
-def test_a_span_dropped_after_a_cancel_gives_no_credit() -> None:
-    """It was never told, so decode cannot have read it."""
-    session = make_stopping_job()
-    session.span_written(SPANS[0])
-
-    assert session.receive(ReleaseSpan(21, 1, 0)) == ()
 
 
 @pytest.mark.parametrize("release", [ReleaseSpan(21, 2, 0), ReleaseSpan(22, 1, 0)])

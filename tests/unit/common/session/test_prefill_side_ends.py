@@ -98,15 +98,6 @@ def test_spans_of_a_cancelled_job_are_dropped() -> None:
     assert session.statistics().dropped_spans == 1
 
 
-def test_spans_of_a_job_that_is_gone_are_dropped() -> None:
-    """A late span must not follow the terminal message."""
-    session = make_running_job()
-    finish_job(session)
-
-    assert session.span_written(SPANS[0]) == ()
-    assert session.statistics().dropped_spans == 1
-
-
 def test_a_queued_job_that_expires_fails_at_once() -> None:
     """A4, T1: out of the queue, with the reason."""
     session = make_queued_job()
@@ -124,18 +115,6 @@ def test_a_running_job_that_expires_fails_when_the_engine_has_ended() -> None:
     assert session.expire(21, EXPIRED) == (StopEngine(21),)
     assert session.span_written(SPANS[0]) == ()
     assert finish_job(session) == (Send(PrefillFailed(21, 1, "LEASE_EXPIRED", str(EXPIRED))),)
-
-
-def test_the_first_verdict_stands() -> None:
-    """Rule 6: cancel then expiry is a cancel, expiry then cancel is an expiry."""
-    cancelled, expired = make_running_job(), make_running_job()
-    cancelled.receive(CANCEL)
-    cancelled.expire(21, EXPIRED)
-    expired.expire(21, EXPIRED)
-    expired.receive(CANCEL)
-
-    assert finish_job(cancelled) == (Send(PrefillCancelled(21, 1)),)
-    assert finish_job(expired) == (Send(PrefillFailed(21, 1, "LEASE_EXPIRED", str(EXPIRED))),)
 
 
 def test_an_expiry_of_a_job_that_ended_does_nothing() -> None:

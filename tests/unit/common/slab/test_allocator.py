@@ -66,18 +66,6 @@ def test_lease_is_refused_when_the_size_is_below_one_byte(allocator: SlotAllocat
         allocator.lease(size)
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (0, 2, 1), (1, 0, 2)])
-def test_gaps_merge_whatever_the_order_of_release(allocator: SlotAllocator, order: tuple[int, ...]) -> None:
-    """When everything is back, the largest slot can be leased again."""
-    slots = [allocator.lease(size) for size in (64, 128, 64)]
-
-    for index in order:
-        allocator.release(slots[index])
-        allocator.check_integrity()
-
-    assert allocator.lease(allocator.capacity_bytes).size == 320
-
-
 def test_the_generation_grows_when_the_slot_becomes_free(allocator: SlotAllocator) -> None:
     """The same id comes back with the next generation."""
     first = allocator.lease(64)
@@ -130,17 +118,6 @@ def test_release_is_refused_when_the_slot_was_not_made_here(
         allocator.release(replace(slot, **change))
 
     assert allocator.statistics().num_leased == 1
-
-
-def test_statistics_say_how_the_slab_is_used(allocator: SlotAllocator) -> None:
-    """Leased and free bytes sum to the capacity."""
-    slots = [allocator.lease(size) for size in (64, 128, 64)]
-    allocator.release(slots[1])
-
-    statistics = allocator.statistics()
-
-    assert (statistics.num_leased, statistics.capacity_bytes) == (2, 320)
-    assert (statistics.leased_bytes, statistics.free_bytes) == (128, 192)
 
 
 def test_bytes_that_do_not_fill_the_alignment_are_never_leased() -> None:

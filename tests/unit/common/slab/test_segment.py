@@ -284,14 +284,6 @@ def test_close_by_the_owner_removes_the_name(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_close_by_a_peer_leaves_the_name(tmp_path: Path, slab: SlabSegment) -> None:
-    """A peer that ends takes nothing from the owner."""
-    SlabSegment.attach(tmp_path, slab.name, SIZE).close()
-
-    assert (tmp_path / slab.name).exists()
-    assert not slab.is_closed
-
-
 def test_an_array_stays_valid_when_the_segment_is_closed(tmp_path: Path) -> None:
     """Memory is unmapped with its last user, so that a running copy never reads what is gone."""
     slab = SlabSegment.create(tmp_path, SIZE, "boot-7")

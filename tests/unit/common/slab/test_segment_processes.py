@@ -99,13 +99,6 @@ def test_sweep_leaves_the_slab_of_a_living_process(tmp_path: Path) -> None:
         assert (tmp_path / name).exists()
 
 
-def test_sweep_leaves_the_slab_of_its_own_process(tmp_path: Path) -> None:
-    """A second session's start does not end the first one's slab."""
-    with SlabSegment.create(tmp_path, SIZE, "boot-7") as slab:
-        assert sweep(tmp_path) == ()
-        assert (tmp_path / slab.name).exists()
-
-
 def test_sweep_removes_the_slab_of_a_killed_process(tmp_path: Path) -> None:
     """SIGKILL before the unlink leaves a file, and the next start removes it."""
     with _owner(tmp_path) as (process, name):

@@ -16,12 +16,6 @@ def pool() -> Iterator[PagePool]:
     pool.check_integrity()
 
 
-def test_pages_are_adjacent_when_a_run_is_long_enough(pool: PagePool) -> None:
-    """Attention over one run is a view."""
-    assert pool.take(4) == (0, 1, 2, 3)
-    assert pool.take(3) == (4, 5, 6)
-
-
 def test_the_shortest_run_that_fits_is_used_first(pool: PagePool) -> None:
     """Long runs are kept for long requests."""
     taken = pool.take(10)
@@ -67,16 +61,6 @@ def test_giving_back_what_was_not_taken_is_refused(pool: PagePool, returned: tup
         pool.give_back(returned)
 
     assert pool.num_free == 7
-
-
-def test_pages_given_back_join_the_runs_beside_them(pool: PagePool) -> None:
-    """When everything is back the pool is one run again."""
-    first, second = pool.take(3), pool.take(4)
-    pool.give_back(first)
-    pool.give_back(second)
-
-    assert pool.statistics() == PoolStatistics(10, 10)
-    assert pool.take(10) == tuple(range(10))
 
 
 def test_a_pool_may_have_no_page() -> None:

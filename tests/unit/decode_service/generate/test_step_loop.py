@@ -56,40 +56,6 @@ async def test_four_tokens_cost_three_steps() -> None:
         assert loop.statistics().num_tokens == 4
 
 
-async def test_a_new_sequence_joins_the_batch_at_the_next_step() -> None:
-    """Nobody waits for the batch to end, and nobody's tokens depend on the company."""
-    held, first, second = HeldBackend(), make_lane("p", 5), make_lane("A", 3, prompt="hello")
-    async with running(held.backend) as loop:
-        start(loop, first)
-        await held.entered()
-        start(loop, second)
-        held.let_go(9)
-
-        assert await first.tokens() == [*b"pqrst"]
-        assert await second.tokens() == [*b"ABC"]
-        assert held.batches == ["p", "qA", "rB", "s"]
-
-
-async def test_a_cancelled_sequence_leaves_between_two_steps() -> None:
-    """The step that is under way still has its pages; the next one goes on without it."""
-    held, gone, stays = HeldBackend(), make_lane("p", 9), make_lane("A", 3)
-    async with running(held.backend) as loop:
-        start(loop, gone)
-        await held.entered()
-        start(loop, stays)
-        held.let_go()
-        await held.entered()
-
-        gone.leave()
-        assert not gone.is_free
-        held.let_go(9)
-
-        assert await stays.tokens() == [*b"ABC"]
-        assert held.batches == ["p", "qA", "B"]
-        assert isinstance(await gone.error(), Cancelled)
-        assert gone.is_free
-
-
 async def test_a_step_that_fails_fails_its_lanes_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
     """The loop goes on with the next sequence; one line names all requests that the step has cost."""
     held, first, second, after = HeldBackend(), make_lane("p"), make_lane("A"), make_lane("a", 2)

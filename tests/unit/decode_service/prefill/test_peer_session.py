@@ -16,7 +16,6 @@ from common.errors import (
     LocalProtocolError,
     PeerLost,
     PrefillEngineFailed,
-    SlabNotShared,
 )
 from common.session import messages
 from common.session.messages import CancelPrefill, Hello, ReleaseSpan, SourceTimings
@@ -65,18 +64,6 @@ async def test_a_welcome_opens_the_session_and_unlinks_the_slab(slab_dir: Path) 
         assert desk.session.is_open
         assert os.listdir(slab_dir) == []
         assert desk.num_changes == 1
-
-
-async def test_a_welcome_with_another_nonce_is_refused(slab_dir: Path) -> None:
-    """The peer sees other memory."""
-    with make_session_desk(slab_dir) as desk:
-        desk.session.greet()
-
-        with pytest.raises(SlabNotShared):
-            desk.session.receive(make_welcome())
-
-        desk.session.close(LOST)
-        assert desk.session.slots.is_unmapped
 
 
 async def test_a_start_names_the_slot_and_the_whole_prompt(desk: SessionDesk) -> None:
@@ -221,22 +208,6 @@ async def test_a_failure_of_the_engine_reaches_the_request(desk: SessionDesk) ->
     with pytest.raises(PrefillEngineFailed, match="a device was lost"):
         await transfer.prefill.wait()
     assert desk.num_slots == 0
-
-
-async def test_one_transfer_fails_alone(desk: SessionDesk) -> None:
-    """Its neighbour completes."""
-    broken, whole = await streaming(desk), await desk.begin()
-    desk.importer.fail(ChecksumMismatch(0, "aa", "bb"))
-    desk.accept(whole)
-    desk.tell(whole)
-    desk.end(whole)
-
-    desk.importer.finish()
-
-    await whole.prefill.wait()
-    assert whole.prefill.prove_complete() is not None
-    whole.prefill.settle()
-    desk.cancelled(broken)
 
 
 async def test_a_start_in_a_closed_session_gives_the_slot_back(desk: SessionDesk) -> None:

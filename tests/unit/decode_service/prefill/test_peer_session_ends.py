@@ -13,10 +13,9 @@ from common.errors import (
     KVSpanError,
     PeerLost,
 )
-from common.session.messages import CancelPrefill, GoAway, PrefillFailed
+from common.session.messages import GoAway, PrefillFailed
 from decode_service.prefill.session_transfers import DRAIN_LIMIT_S
 from tests.support.decode_sessions import (
-    STATES,
     Making,
     SessionDesk,
     Transfer,
@@ -47,19 +46,6 @@ async def desk(slab_dir: Path) -> AsyncIterator[SessionDesk]:
         assert desk.num_slots == 0
 
 
-async def test_a_cancel_before_any_answer_waits_for_the_producer(desk: SessionDesk) -> None:
-    """The engine may be about to write."""
-    transfer = await requested(desk)
-
-    transfer.prefill.abort(CAUSE)
-    leave(transfer)
-    assert await desk.said() == [CancelPrefill(transfer.start.transfer_id, 1, CAUSE.code)]
-    assert (transfer.is_free, desk.num_slots) == (False, 1)
-    desk.cancelled(transfer)
-
-    assert (transfer.is_free, desk.num_slots) == (True, 0)
-
-
 @pytest.mark.parametrize("producer_first", [True, False])
 async def test_a_cancel_while_streaming_waits_for_producer_and_copies(
     desk: SessionDesk, producer_first: bool
@@ -74,42 +60,6 @@ async def test_a_cancel_while_streaming_waits_for_producer_and_copies(
     first()
     assert (transfer.is_free, desk.num_slots) == (False, 1)
     second()
-
-    assert (transfer.is_free, desk.num_slots) == (True, 0)
-
-
-async def test_a_cancel_after_done_waits_for_the_copy(desk: SessionDesk) -> None:
-    """The producer has said its last word; nothing is asked of it."""
-    transfer = await ending(desk)
-
-    transfer.prefill.abort(CAUSE)
-    leave(transfer)
-    assert (transfer.is_free, desk.num_slots) == (False, 1)
-    desk.importer.finish()
-
-    assert (transfer.is_free, desk.num_slots) == (True, 0)
-
-
-async def test_a_cancel_before_publication_frees_at_once(desk: SessionDesk) -> None:
-    """Nothing moves any more."""
-    transfer = await complete(desk)
-
-    transfer.prefill.abort(CAUSE)
-    leave(transfer)
-
-    assert (transfer.is_free, desk.num_slots) == (True, 0)
-
-
-@pytest.mark.parametrize("making", STATES)
-async def test_giving_up_twice_is_giving_up_once(desk: SessionDesk, making: Making) -> None:
-    """The first outcome stands, and nothing is freed twice."""
-    transfer = await making(desk)
-    transfer.prefill.abort(CAUSE)
-    transfer.prefill.abort(LOST)
-    desk.importer.finish()
-    desk.cancelled(transfer)
-    transfer.prefill.abort(LOST)
-    leave(transfer)
 
     assert (transfer.is_free, desk.num_slots) == (True, 0)
 
@@ -157,19 +107,6 @@ async def test_the_call_that_waits_hears_of_the_loss(desk: SessionDesk, making: 
 
     with pytest.raises(PeerLost):
         await waiting
-
-
-async def test_a_published_transfer_outlives_its_session(desk: SessionDesk) -> None:
-    """Its pages are the sequence's; only slab bytes were the session's."""
-    transfer = await complete(desk)
-    transfer.prefill.prove_complete()
-    transfer.prefill.settle()
-
-    desk.session.close(LOST)
-
-    assert not transfer.is_free
-    leave(transfer)
-    assert transfer.is_free
 
 
 async def test_a_call_that_stopped_waiting_changes_nothing(desk: SessionDesk) -> None:
@@ -341,16 +278,6 @@ async def test_the_end_of_a_session_is_told(desk: SessionDesk) -> None:
 
     assert desk.num_changes == changes + 1
     assert not desk.session.is_open
-
-
-async def test_messages_after_the_end_are_counted(desk: SessionDesk) -> None:
-    """What was on its way does no harm."""
-    transfer = await streaming(desk)
-    desk.session.close(LOST)
-
-    desk.cancelled(transfer)
-
-    assert desk.session.statistics().unknown_messages == 1
 
 
 async def test_a_peer_that_drains_gets_no_new_transfer(desk: SessionDesk) -> None:
