@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, replace
@@ -12,6 +13,7 @@ import pytest
 import pytest_asyncio
 from google.protobuf.duration_pb2 import Duration
 
+from common.telemetry.logging import FIELDS
 from common.wire.failure import RemoteFailure
 from decode_service.config import DecodeConfig
 from decode_service.prefill import importer
@@ -134,8 +136,8 @@ async def cancel(pair: Pair, patch: pytest.MonkeyPatch) -> object:
 
 
 async def too_long(pair: Pair, patch: pytest.MonkeyPatch) -> object:
-    """Ask for what never fits."""
-    return await pair.ask(prompt_of(1025), 2)
+    """Ask a prefill service for what never fits there."""
+    return await pair.ask(prompt_of(1025), 2, route="remote")
 
 
 async def invalid(pair: Pair, patch: pytest.MonkeyPatch) -> object:
@@ -235,9 +237,9 @@ async def test_m9_waiting_for_the_engine_and_computing_are_stages_of_their_own(
 async def test_n5_a_prompt_computed_here_for_want_of_a_peer_is_visible(
     dense: Configs, load: LoadPair, oracle: Oracle, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """N5: with nobody at the peer's address and --on-prefill-loss local, log, status and answer say so."""
-    decode = replace(dense[1], on_prefill_loss="local")
-    async with running_decode(decode, load(*dense).decode) as (_, address), AsyncClient(address) as client:
+    """N5: with nobody at the address of its peer, log, status and answer say so."""
+    caplog.set_level(logging.INFO, "decode_service")
+    async with running_decode(dense[1], load(*dense).decode) as (_, address), AsyncClient(address) as client:
         answer = await client.complete(token_ids=PROMPT, max_new_tokens=2, ignore_eos=True, logprobs=1)
         status = await client.status()
 
@@ -246,4 +248,5 @@ async def test_n5_a_prompt_computed_here_for_want_of_a_peer_is_visible(
     assert (status.prompts_remote, status.prompts_local) == (0, 1)
     assert status.peers[0].state == pb.SESSION_STATE_CONNECTING
     assert status.peers[0].problem
-    assert "request.retried" in {record.message for record in caplog.records}
+    (chosen,) = [record for record in caplog.records if record.message == "route.chosen"]
+    assert chosen.__dict__[FIELDS]["place"] == "local"

@@ -15,6 +15,7 @@ from tests.support.pair import make_configs, running_pair
 
 IN_DECODE = [
     ("INFO", "request.started"),
+    ("INFO", "route.chosen"),
     ("INFO", "transfer.started"),
     ("WARNING", "transfer.failed"),
     ("INFO", "transfer.drained"),

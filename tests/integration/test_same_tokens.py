@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from common.kv.ranges import Range
 from common.kv.writer import Rows
 from common.model.loader import load_model
-from decode_service import core
+from decode_service import attempts
 from decode_service.cache.storage import Kind
 from decode_service.publication import publish
 from kvspan.client import Completion
@@ -141,7 +141,7 @@ async def test_rule10_pages_hold_the_bits_that_the_engine_produced(
 ) -> None:
     """Rule 10: at publication the pages hold, bit for bit, what the engine computes for the same prompt."""
     published: dict[int, dict[Place, bytes]] = {}
-    monkeypatch.setattr(core, "publish", recording_publish(pair, published))
+    monkeypatch.setattr(attempts, "publish", recording_publish(pair, published))
     prompts = [prompt_of(length, seed=2) for length in (1, 17, 64, 129, 200)]
     expected = {len(prompt): produced(pair, prompt) for prompt in prompts}
 
