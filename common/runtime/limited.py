@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 Made = TypeVar("Made")
 
@@ -22,42 +23,27 @@ class _OutOfTime(SystemExit):
     """Raised in the thread; no `Exception`, so that no handler of errors swallows it."""
 
 
-class _Work(Generic[Made]):
-    """What a thread runs, and how that ended."""
-
-    def __init__(self, work: Callable[[], Made]) -> None:
-        self._work = work
-        self._made: list[Made] = []
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        """Run the work; on its thread."""
-        try:
-            self._made.append(self._work())
-        except BaseException as error:  # noqa: BLE001 - raised again where somebody waits
-            self._error = error
-
-    def result(self) -> Made:
-        """Return what the work returned, or raise what it raised."""
-        if self._error is None:
-            return self._made[0]
-        try:
-            raise self._error
-        finally:
-            self._error = None  # the frames of an error must not hold it
-
-
 def run_limited(work: Callable[[], Made], limit_s: float) -> Made:
     """Return what `work` returns; blocks, so not for the event loop.
 
     Raises: what `work` raises; `TimeoutError` when it was stopped because it did not end within `limit_s`.
     """
-    ours = _Work(work)
-    thread = threading.Thread(target=ours.run, name="limited", daemon=True)
+    outcome: Future[Made] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised again where somebody waits
+            outcome.set_exception(error)
+
+    thread = threading.Thread(target=run, name="limited", daemon=True)
     thread.start()
     thread.join(limit_s)
     if not thread.is_alive():
-        return ours.result()
+        try:
+            return outcome.result()
+        finally:
+            del outcome  # the frames of an error must not hold it
     _stop(thread)
     raise TimeoutError(f"not ended within {limit_s:.1f} s")
 
