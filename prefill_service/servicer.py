@@ -11,7 +11,7 @@ import grpc
 
 from common.errors import PeerLost, ShuttingDown
 from common.runtime.silence import SilenceWatch
-from common.runtime.tasks import first_end
+from common.runtime.tasks import first_end, listed
 from common.telemetry.logging import log_fields
 from common.wire.convert import capabilities_to_proto, decode_message_from_proto, to_proto
 from common.wire.interceptor import CallStatistics
@@ -66,15 +66,12 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
         self._next_number += 1
         self._peers[peer.number] = peer
         watch = SilenceWatch(self._context.silence_limit_s, self._context.clock)
-        stream = asyncio.current_task()
-        assert stream is not None
-        self._streams.add(stream)
         try:
-            await first_end(
-                self._write(peer, context), self._read(peer, context, watch), self._watch(peer, watch)
-            )
+            with listed(self._streams):
+                await first_end(
+                    self._write(peer, context), self._read(peer, context, watch), self._watch(peer, watch)
+                )
         finally:
-            self._streams.discard(stream)
             peer.close()
 
     @property

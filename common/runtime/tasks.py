@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 Made = TypeVar("Made")
@@ -27,6 +28,18 @@ async def first_end(*works: Coroutine[Any, Any, None]) -> None:
             task.result()
     finally:
         del task, tasks, done  # what is raised holds this frame: it must not hold what is raised
+
+
+@contextmanager
+def listed(tasks: set[asyncio.Task[Any]]) -> Iterator[None]:
+    """Have the task that enters this among `tasks` until it leaves it."""
+    task = asyncio.current_task()
+    assert task is not None
+    tasks.add(task)
+    try:
+        yield
+    finally:
+        tasks.discard(task)
 
 
 async def make_in_thread(make: Callable[[], Made], unmake: Callable[[Made], object]) -> Made:

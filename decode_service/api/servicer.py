@@ -8,8 +8,8 @@ the end their sessions are lost. A few are read at a time. The time limit runs m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ import grpc
 
 from common.errors import DeadlineExceeded, ShuttingDown
 from common.runtime.clock import Clock
-from common.runtime.tasks import SideWork
+from common.runtime.tasks import SideWork, listed
 from common.telemetry.logging import request_of_call
 from common.telemetry.timeline import Timeline
 from decode_service.api.responses import last_response, token_response
@@ -74,7 +74,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         timeline = Timeline(self._clock.now_ns())
         limit_s = self._reader.time_limit_s(context.time_remaining())
         try:
-            with self._listed():
+            with listed(self._calls):
                 async with asyncio.timeout(limit_s):
                     await self._answer(request, limit_s, timeline, context)
         except TimeoutError as error:
@@ -103,16 +103,6 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         request = await self._long_reads.run(read) if self._reader.is_long(asked) else read()
         request_of_call.set(request.request_id)
         return request
-
-    @contextmanager
-    def _listed(self) -> Iterator[None]:
-        call = asyncio.current_task()
-        assert call is not None
-        self._calls.add(call)
-        try:
-            yield
-        finally:
-            self._calls.discard(call)
 
     async def GetCapabilities(  # noqa: N802
         self, request: pb.DecodeServiceGetCapabilitiesRequest, context: Context
