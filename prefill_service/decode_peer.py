@@ -39,7 +39,6 @@ from common.session.prefill_states import WELCOMED, PrefillState
 from common.slab.header import HEADER_BYTES
 from common.slab.segment import SlabSegment
 from common.telemetry.logging import log_fields
-from prefill_service.credit import CreditStatistics
 from prefill_service.job import Job, JobResult
 from prefill_service.journaling import PrefillJournal
 from prefill_service.peer_jobs import PeerJobs
@@ -112,10 +111,6 @@ class DecodePeer:
     def slab_bytes(self) -> int:
         """Length of the slab; 0 while none is mapped."""
         return 0 if self._slab is None else self._slab.size_bytes
-
-    def credit_statistics(self) -> tuple[CreditStatistics, ...]:
-        """Return how the rings of the jobs that have one are used now."""
-        return self._jobs.credit_statistics()
 
     def check_integrity(self) -> None:
         """Raise `InvariantViolation` when session, jobs, log and rings do not agree."""
@@ -227,9 +222,9 @@ class DecodePeer:
                     self._journal.drained(transfer_id)
                     self._jobs.withdraw(transfer_id)
                 case StopEngine(transfer_id):
-                    self._jobs.give_up(transfer_id)
+                    self._jobs.of(transfer_id).give_up()
                 case ReturnCredit(transfer_id, sequence):
-                    self._jobs.return_credit(transfer_id, sequence)
+                    self._jobs.of(transfer_id).return_credit(sequence)
                 case SlabIdle():
                     self._release_slab()
 

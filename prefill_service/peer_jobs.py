@@ -16,7 +16,6 @@ from collections.abc import Callable
 
 from common.errors import InvariantViolation, KVSpanError, LeaseExpired
 from common.telemetry.logging import log_fields
-from prefill_service.credit import CreditStatistics
 from prefill_service.job import Job, JobResult
 from prefill_service.queue import JobQueue
 
@@ -50,13 +49,9 @@ class PeerJobs:
         self._queue.remove(job.key)
         job.target.memory.release()
 
-    def give_up(self, transfer_id: int) -> None:
-        """Make the engine end a running job; it is live until then."""
-        self._jobs[transfer_id].give_up()
-
-    def return_credit(self, transfer_id: int, sequence: int) -> None:
-        """Let a job use the bytes of a released span again."""
-        self._jobs[transfer_id].return_credit(sequence)
+    def of(self, transfer_id: int) -> Job:
+        """Return the live job of a transfer."""
+        return self._jobs[transfer_id]
 
     def ended(self, job: Job, outcome: JobResult | KVSpanError) -> None:
         """Let go of a job that the engine has ended, and decide whose turn comes when."""
@@ -69,10 +64,6 @@ class PeerJobs:
                 logger.info("session.put_in_turn", extra=log_fields(**job.names))
             case _:
                 pass
-
-    def credit_statistics(self) -> tuple[CreditStatistics, ...]:
-        """Return how the rings of the jobs that have one are used now."""
-        return tuple(job.ring.statistics() for job in self._jobs.values() if job.ring)
 
     def check_integrity(self, num_jobs: int) -> None:
         """Raise `InvariantViolation` unless these are `num_jobs` jobs with a timer each and sound rings."""
