@@ -226,9 +226,10 @@ class DecodeService:
         self._prepare_slab_dir()
         calls = self._config.lanes + self._config.queue_limit + SPARE_CALLS
         self._server = Server([SERVICE_NAME], limits={GENERATE: calls}, on_invariant=self.break_off)
-        servicer = self._servicer = DecodeServicer(
-            self._core, self._make_reader(), self._make_reporter(self._server), self._clock
-        )
+        tokenizer = self._loaded.ready.loaded.tokenizer
+        reader = RequestReader(tokenizer, self._make_limits(), self._boot_id)
+        reporter = self._make_reporter(self._server)
+        servicer = self._servicer = DecodeServicer(self._core, reader, reporter, self._clock)
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(servicer, self._server.grpc)
         address = self._server.listen(self._config.listen)
         await self._server.start()
@@ -302,31 +303,29 @@ class DecodeService:
             )
         )
 
-    def _make_reader(self) -> RequestReader:
+    def _make_limits(self) -> RequestLimits:
         loaded, config = self._loaded.ready.loaded, self._config
-        limits = RequestLimits(
+        # Without a prefill service there is one route; a config that asks for another one is refused.
+        has_peers = bool(config.prefill)
+        return RequestLimits(
             model_name=loaded.name,
             vocab_size=loaded.geometry.vocab_size,
             eos_ids=loaded.eos_ids,
-            max_context_tokens=self._max_context,
+            max_context_tokens=self._loaded.ready.prefill.max_prompt_tokens,
             max_new_tokens=config.max_new_tokens,
             time_limit_s=config.time_limit_s,
-            default_route=self._default_route,
-            routes=self._routes,
+            default_route=Route(config.route) if has_peers else Route.LOCAL,
+            routes=(Route.AUTO, Route.REMOTE, Route.LOCAL) if has_peers else (Route.LOCAL,),
             default_mode=config.transfer,
         )
-        return RequestReader(loaded.tokenizer, limits, self._boot_id)
 
     def _make_reporter(self, server: Server) -> Reporter:
         facts = Facts(
             boot_id=self._boot_id,
             identity=self._loaded.ready.identity,
-            default_mode=self._config.transfer,
-            default_route=self._default_route,
-            routes=self._routes,
+            limits=self._make_limits(),
             digests=(self._config.digest,),
             num_lanes=self._config.lanes,
-            max_context_tokens=self._max_context,
             linears=self._loaded.ready.linears,
             num_threads=self._loaded.ready.threads,
         )
@@ -340,17 +339,3 @@ class DecodeService:
             server.statistics,
         )
         return Reporter(facts, sources)
-
-    @property
-    def _routes(self) -> tuple[Route, ...]:
-        """Routes that can be asked for."""
-        return (Route.AUTO, Route.REMOTE, Route.LOCAL) if self._config.prefill else (Route.LOCAL,)
-
-    @property
-    def _default_route(self) -> Route:
-        has_choice = self._config.route != "auto" or self._config.prefill
-        return Route(self._config.route) if has_choice else Route.LOCAL
-
-    @property
-    def _max_context(self) -> int:
-        return self._loaded.ready.prefill.max_prompt_tokens

@@ -15,6 +15,7 @@ from common.wire.convert_identity import IDENTITY, VERSIONS
 from common.wire.enums import DIGESTS, MODES
 from common.wire.interceptor import CallStatistics
 from decode_service.api.responses import ROUTES
+from decode_service.api.validation import RequestLimits
 from decode_service.cache.admission import Admission
 from decode_service.cache.cache import KVCache
 from decode_service.cache.spec import page_bytes
@@ -22,7 +23,6 @@ from decode_service.core import DecodeCore
 from decode_service.generate.step_loop import StepLoop
 from decode_service.prefill.places import Place
 from decode_service.prefill.prefill_client import PeerState, PrefillPeer
-from decode_service.request import Route
 from kvspan.v1 import decode_pb2 as pb
 
 PEER_STATES = {
@@ -41,12 +41,9 @@ class Facts:
 
     boot_id: str
     identity: PeerIdentity
-    default_mode: TransferMode
-    default_route: Route
-    routes: tuple[Route, ...]
+    limits: RequestLimits
     digests: tuple[DigestKind, ...]
     num_lanes: int
-    max_context_tokens: int
     linears: str
     num_threads: int
 
@@ -79,12 +76,12 @@ class Reporter:
             boot_id=facts.boot_id,
             identity=IDENTITY.write(facts.identity),
             modes=[MODES.number(mode) for mode in TransferMode],
-            default_mode=MODES.number(facts.default_mode),
-            default_route=ROUTES[facts.default_route],
-            routes=[ROUTES[route] for route in facts.routes],
+            default_mode=MODES.number(facts.limits.default_mode),
+            default_route=ROUTES[facts.limits.default_route],
+            routes=[ROUTES[route] for route in facts.limits.routes],
             digests=[DIGESTS.number(kind) for kind in facts.digests],
             num_lanes=facts.num_lanes,
-            max_context_tokens=facts.max_context_tokens,
+            max_context_tokens=facts.limits.max_context_tokens,
             linears=facts.linears,
             num_threads=facts.num_threads,
         )

@@ -161,6 +161,7 @@ class RequestReader:
         """Return what is wrong beside the prompt and the sampling numbers."""
         params, vocab_size = request.sampling, self._limits.vocab_size
         unserved = "is not served"
+        has_no_peer = request.route == pb.ROUTE_REMOTE and not self._has_remote
         checks = (
             ("sampling.n", params.HasField("n") and params.n != 1, f"is {params.n}, only 1 is served"),
             ("sampling.prompt_logprobs", params.HasField("prompt_logprobs"), unserved),
@@ -183,7 +184,7 @@ class RequestReader:
                 f"has {len(request.request_id)} characters, at most {MAX_REQUEST_ID_CHARS}",
             ),
             ("route", request.route not in pb.Route.values(), f"is {request.route}, not a known route"),
-            ("route", not self._is_served(request), "no prefill service is configured here"),
+            ("route", has_no_peer, "no prefill service is configured here"),
             (
                 "transfer",
                 request.transfer not in geometry_pb2.TransferMode.values(),
@@ -191,9 +192,6 @@ class RequestReader:
             ),
         )
         return [Violation(field, problem) for field, is_wrong, problem in checks if is_wrong]
-
-    def _is_served(self, request: pb.GenerateRequest) -> bool:
-        return request.route != pb.ROUTE_REMOTE or self._has_remote
 
     def _route(self, request: pb.GenerateRequest) -> Route:
         """Return the route; a request that names a transfer mode and leaves the route open means remote."""
