@@ -237,7 +237,7 @@ class TellDecodeLate(TellDecode):
 
     def expected(self, case: Case) -> tuple[str, ...]:
         """See `Fault`."""
-        return ("UNAVAILABLE DRAINING",)
+        return ("UNAVAILABLE SHUTTING_DOWN",)
 
 
 class TellDecodeTwice(TellDecode):
