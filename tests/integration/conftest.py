@@ -95,6 +95,22 @@ def dense(tmp_path: Path, checkpoints: dict[str, str]) -> tuple[PrefillConfig, D
     return make_configs(tmp_path, checkpoints["DENSE"])
 
 
+@pytest.fixture
+def oracle(oracles: Callable[[str], cases.Oracle]) -> cases.Oracle:
+    """Return the ORACLE of DENSE."""
+    return oracles("DENSE")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(
+    tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, str], load: LoadPair
+) -> AsyncIterator[Pair]:
+    """Return a running DENSE pair."""
+    configs = make_configs(tmp_path_factory.mktemp("pair"), checkpoints["DENSE"])
+    async with shared_pair(*configs, load(*configs)) as pair:
+        yield pair
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
 async def _grpc_poller() -> AsyncIterator[None]:
     """Keep grpc's poller for the whole module: its thread and sockets live as long as any channel does."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 
 import grpc
 import pytest
-import pytest_asyncio
 from google.protobuf.duration_pb2 import Duration
 
 from common.telemetry.logging import FIELDS
@@ -20,31 +19,15 @@ from decode_service.prefill import importer
 from kvspan.client import AsyncClient
 from kvspan.v1 import decode_pb2 as pb
 from prefill_service.config import PrefillConfig
-from tests.integration.conftest import LoadPair, shared_pair
+from tests.integration.conftest import LoadPair
 from tests.integration.test_publication import digest_after, num_jobs, wrong_digest
 from tests.support.cases import Oracle, prompt_of
 from tests.support.gates import Gate, failing, gated, lying
-from tests.support.pair import PAGE_TOKENS, Pair, make_configs, running_decode, running_pair, wait_until
+from tests.support.pair import PAGE_TOKENS, Pair, running_decode, running_pair, wait_until
 
 Configs = tuple[PrefillConfig, DecodeConfig]
 
 PROMPT = prompt_of(200)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair(
-    tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, str], load: LoadPair
-) -> AsyncIterator[Pair]:
-    """Return a running DENSE pair."""
-    configs = make_configs(tmp_path_factory.mktemp("pair"), checkpoints["DENSE"])
-    async with shared_pair(*configs, load(*configs)) as pair:
-        yield pair
-
-
-@pytest.fixture
-def oracle(oracles: Callable[[str], Oracle]) -> Oracle:
-    """Return the ORACLE of DENSE."""
-    return oracles("DENSE")
 
 
 async def test_a14_a_prompt_of_no_token_of_one_and_one_too_many_leave_nothing(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -28,12 +28,6 @@ PROMPT = prompt_of(200)
 OTHER = prompt_of(90, seed=4)
 
 Configs = tuple[PrefillConfig, DecodeConfig]
-
-
-@pytest.fixture
-def oracle(oracles: Callable[[str], Oracle]) -> Oracle:
-    """Return the ORACLE of DENSE."""
-    return oracles("DENSE")
 
 
 async def cancel(task: asyncio.Task[object]) -> None:

@@ -13,13 +13,11 @@ from typing import Any, Literal
 
 import psutil
 import pytest
-import pytest_asyncio
 
 from common.runtime.memory import trim_memory
 from kvspan.client import AsyncClient
-from tests.integration.conftest import LoadPair, shared_pair
 from tests.support.cases import prompt_of
-from tests.support.pair import MODES, Pair, make_configs
+from tests.support.pair import MODES, Pair
 
 NUM_ROUNDS = 4
 ROUND_REQUESTS = 50
@@ -27,16 +25,6 @@ ROUND_REQUESTS = 50
 
 MIN_MOVED_BYTES = 10 << 20
 """KV of a round; a tenth of it may stay, so that a copy of every fifth prompt would not fit."""
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair(
-    tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, str], load: LoadPair
-) -> AsyncIterator[Pair]:
-    """Return a running DENSE pair."""
-    configs = make_configs(tmp_path_factory.mktemp("pair"), checkpoints["DENSE"])
-    async with shared_pair(*configs, load(*configs)) as pair:
-        yield pair
 
 
 async def serve(pair: Pair, number: int) -> int:

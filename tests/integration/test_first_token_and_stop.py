@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
-from tests.integration.conftest import LoadPair, shared_pair
+from tests.integration.conftest import LoadPair
 from tests.support.cases import Oracle, prompt_of
 from tests.support.gates import Gate, gated_at_end
 from tests.support.pair import MODES, Pair, make_configs, running_pair, wait_until
@@ -20,22 +18,6 @@ LONG_PROMPT = prompt_of(200)
 """Four chunks."""
 
 SAMPLED = {"temperature": 0.8, "seed": 11, "top_k": 40}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair(
-    tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, str], load: LoadPair
-) -> AsyncIterator[Pair]:
-    """Return a running DENSE pair."""
-    configs = make_configs(tmp_path_factory.mktemp("pair"), checkpoints["DENSE"])
-    async with shared_pair(*configs, load(*configs)) as pair:
-        yield pair
-
-
-@pytest.fixture
-def oracle(oracles: Callable[[str], Oracle]) -> Oracle:
-    """Return the ORACLE of DENSE."""
-    return oracles("DENSE")
 
 
 async def num_steps(pair: Pair) -> int:

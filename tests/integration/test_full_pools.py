@@ -22,12 +22,6 @@ from tests.support.gates import Gate, Prefill, gated, with_engine
 from tests.support.pair import LoadedPair, Pair, make_configs, running_pair, wait_until
 
 
-@pytest.fixture
-def oracle(oracles: Callable[[str], Oracle]) -> Oracle:
-    """Return the ORACLE of DENSE."""
-    return oracles("DENSE")
-
-
 def recording(loaded: LoadedPair, computed: list[int]) -> LoadedPair:
     """Return the pair with a prefill engine that writes down the length of each prompt it gets."""
 

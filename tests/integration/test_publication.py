@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import pytest
-import pytest_asyncio
 
 from common.errors import PeerLost
 from common.kv.digest import DigestKind, digest
@@ -17,29 +16,13 @@ from common.wire.convert import prefill_message_from_proto
 from common.wire.failure import RemoteFailure
 from decode_service.prefill import importer, peer_connection
 from kvspan.v1 import transfer_pb2
-from tests.integration.conftest import LoadPair, shared_pair
+from tests.integration.conftest import LoadPair
 from tests.support.cases import Oracle, prompt_of
 from tests.support.gates import Gate, gated, lying
 from tests.support.pair import MODES, Pair, make_configs, running_pair, wait_until
 
 PROMPT = prompt_of(200)
 """Four chunks."""
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair(
-    tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, str], load: LoadPair
-) -> AsyncIterator[Pair]:
-    """Return a running DENSE pair."""
-    configs = make_configs(tmp_path_factory.mktemp("pair"), checkpoints["DENSE"])
-    async with shared_pair(*configs, load(*configs)) as pair:
-        yield pair
-
-
-@pytest.fixture
-def oracle(oracles: Callable[[str], Oracle]) -> Oracle:
-    """Return the ORACLE of DENSE."""
-    return oracles("DENSE")
 
 
 @pytest.mark.parametrize("mode", MODES)

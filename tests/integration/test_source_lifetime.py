@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,6 @@ TIME_LIMIT_S = 0.7
 """Long enough for a prompt to be computed, and waited out by tests of what comes later."""
 
 Configs = tuple[PrefillConfig, DecodeConfig]
-
-
-@pytest.fixture
-def oracle(oracles: Callable[[str], Oracle]) -> Oracle:
-    """Return the ORACLE of DENSE."""
-    return oracles("DENSE")
 
 
 def pinned_bytes(pair: Pair) -> int:

@@ -241,44 +241,55 @@ def test_vocabulary_and_eos_are_those_of_the_tokenizer() -> None:
     assert (BYTES.vocab_size, BYTES.eos_id) == (259, EOS_ID)
 
 
-def test_character_comes_whole_when_its_last_byte_does() -> None:
-    """Deltas of a character of four bytes are empty until the fourth."""
-    assert stream(BYTES, [[byte] for byte in "a😀b".encode()]) == ["a", "", "", "", "😀", "b", ""]
+RUNS = [6 + byte for byte in "漢é".encode()]
+"""Five byte tokens of FALLBACK."""
+
+STREAMS: dict[str, tuple[Tokenizer, list[list[int]], list[str]]] = {
+    "a character comes whole with its last byte": (
+        BYTES,
+        [[byte] for byte in "a😀b".encode()],
+        ["a", "", "", "", "😀", "b", ""],
+    ),
+    "an unfinished character appears at the end only": (
+        BYTES,
+        [[byte] for byte in b"a\xf0\x9f"],
+        ["a", "", "", "\ufffd"],
+    ),
+    "of bytes that begin no character only the last is held": (
+        BYTES,
+        [[0xFF], [0xFF], [0xFF], [0x41]],
+        ["", "\ufffd", "\ufffd", "\ufffdA", ""],
+    ),
+    "a special token is no text": (BYTES, [[0xC3], [EOS_ID], [0xA9], [BOS_ID]], ["", "", "é", "", ""]),
+    "the space of the first word is dropped, once": (
+        FALLBACK,
+        [[2], [3], [4], [1], [3]],
+        ["the", " cat", "s", " ", " cat", ""],
+    ),
+    "a run of byte tokens comes when it ends": (
+        FALLBACK,
+        [[3], *([one] for one in RUNS[:3]), [4]],
+        ["cat", "", "", "", "漢s", ""],
+    ),
+    "a special token does not end a run": (
+        FALLBACK,
+        [[RUNS[3], 0], [RUNS[4]], [0], [4]],
+        ["", "", "", "és", ""],
+    ),
+    "an id without a token does not end a run": (
+        FALLBACK,
+        [[RUNS[3], 9999], [RUNS[4]], [9999], [4]],
+        ["", "", "", "és", ""],
+    ),
+}
 
 
-def test_unfinished_character_appears_at_the_end_only() -> None:
-    """Bytes that never become a character are shown as U+FFFD by the flush."""
-    assert stream(BYTES, [[byte] for byte in b"a\xf0\x9f"]) == ["a", "", "", "\ufffd"]
+@pytest.mark.parametrize("rule", STREAMS)
+def test_the_deltas_of_a_stream(rule: str) -> None:
+    """The rule is the name of the case."""
+    tokenizer, pieces, deltas = STREAMS[rule]
 
-
-def test_invalid_bytes_do_not_hold_text_back() -> None:
-    """Of bytes that cannot begin a character only the last is held."""
-    assert stream(BYTES, [[0xFF], [0xFF], [0xFF], [0x41]]) == ["", "\ufffd", "\ufffd", "\ufffdA", ""]
-
-
-def test_special_tokens_are_no_text() -> None:
-    """A special token between two bytes of a character changes nothing."""
-    assert stream(BYTES, [[0xC3], [EOS_ID], [0xA9], [BOS_ID]]) == ["", "", "é", "", ""]
-
-
-def test_space_of_the_first_word_is_dropped_and_of_others_kept() -> None:
-    """A decoder that strips the start of a text strips it once, not at every delta."""
-    assert stream(FALLBACK, [[2], [3], [4], [1], [3]]) == ["the", " cat", "s", " ", " cat", ""]
-
-
-def test_run_of_byte_tokens_comes_when_it_ends() -> None:
-    """Byte-fallback tokens are decoded as a run, so a run is held until another token follows."""
-    run = [6 + byte for byte in "漢".encode()]
-
-    assert stream(FALLBACK, [[3], [run[0]], [run[1]], [run[2]], [4]]) == ["cat", "", "", "", "漢s", ""]
-
-
-@pytest.mark.parametrize("silent", [0, 9999], ids=["special token", "id without a token"])
-def test_token_that_is_no_text_does_not_end_a_run(silent: int) -> None:
-    """A run of bytes goes on behind a token that decoding drops."""
-    run = [6 + byte for byte in "é".encode()]
-
-    assert stream(FALLBACK, [[run[0], silent], [run[1]], [silent], [4]]) == ["", "", "", "és", ""]
+    assert stream(tokenizer, pieces) == deltas
 
 
 @given(st.lists(st.lists(st.integers(0, 258), max_size=5), max_size=40))
