@@ -6,6 +6,7 @@ something came back, the queue is looked at from its head:
 
     no place could ever take it any more   failed
     every place that could is busy         waits for these; who is behind it may go elsewhere, never to these
+    one that may is being opened           waits for it
     a place takes it now                   granted, if there are pages and a lane; else all behind it wait too
 
 So who waits for pages or a lane is never overtaken, and who waits for the slot of a slow peer is overtaken
@@ -51,7 +52,7 @@ class Choice(Generic[PlaceT]):
 
     place: PlaceT | None
     waits_for: tuple[PlaceT, ...] = ()
-    """Any of these would do; not empty when there is no place."""
+    """Any of these would do; none when there is no place yet, but one is about to come."""
 
     estimates: Mapping[Route, float | None] = field(default_factory=dict)
     """Seconds by route, where routes were compared."""

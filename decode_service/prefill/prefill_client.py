@@ -122,8 +122,21 @@ class PrefillPeer:
         """Why there is no session for new transfers; None when there is."""
         if self.session:
             return None
+        if self._is_passed:
+            return FINISHING
         lost = self._current.lost if self._current else None
         return self._problem or (problem_of(lost) if lost else LEAVING)
+
+    @property
+    def is_reopening(self) -> bool:
+        """Whether it was well when its session was passed, and the next one is opened now.
+
+        Until that has failed once, or for as long as those that finish are too many: so it is true for no
+        longer than a connection takes.
+        """
+        is_next = self._current is not None and not self._is_passed
+        has_room = len(self._tasks) - is_next <= MAX_FINISHING
+        return has_room and (self._is_passed or self._problem is FINISHING)
 
     def statistics(self) -> PeerStatistics:
         """Return what an operator asks about this peer."""
@@ -203,6 +216,9 @@ class PrefillPeer:
         if self._current is connection:
             self._boot_id = connection.boot_id
             self._note(error)
+            # It was ended here, since nothing was left to finish in it: the peer is as well as before.
+            if connection.session is not None and connection.session.is_retired:
+                self._problem = FINISHING
 
     def _opened(self, connection: PeerConnection) -> None:
         session = connection.session
@@ -220,6 +236,12 @@ class PrefillPeer:
         sessions = [one.session for one in gone if one.session is not None]
         self._gone = sum(map(totals_of, sessions), self._gone)
 
+    @property
+    def _is_passed(self) -> bool:
+        """Whether the current session only finishes, and the next turn of `run` passes it."""
+        session = self._current.session if self._current else None
+        return session is not None and session.is_retired
+
     def _sessions(self) -> list[PeerSession]:
         return [one.session for one in self._kept if one.session is not None]
 
@@ -235,9 +257,12 @@ class PrefillPeer:
 
     def _note(self, error: KVSpanError | RemoteFailure) -> None:
         """Remember and log why there is no session; the same problem is logged once."""
+        was_reopening = self.is_reopening
         self._is_refused = isinstance(error, NegotiationError | RemoteProtocolError)
         self._boot_id = self._boot_id if self._is_refused else ""
         problem = self._problem = problem_of(error)
+        if was_reopening:
+            self._context.on_change()  # whoever waited for this session hears that there is none
         if problem == self._logged_problem:
             return
         self._logged_problem = problem

@@ -36,6 +36,10 @@ class Peer(Protocol):
     def problem(self) -> PeerProblem | None:
         """Why there is none; None when there is."""
 
+    @property
+    def is_reopening(self) -> bool:
+        """Whether there is none only because the next one is being opened beside one that was passed."""
+
     def check_integrity(self) -> None:
         """Raise `InvariantViolation` when a session contradicts itself."""
 
@@ -86,6 +90,9 @@ class Router:
         able, refusals = self._able(prompt_len, wish)
         if able:
             return choose(able, prompt_len, wish, ahead, self._costs)
+        # One prompt that does not drain costs those that wait no more than the moment until a new session.
+        if wish.route is not Route.LOCAL and any(peer.is_reopening for peer in self._peers):
+            return Choice(None)
         raise self._refusal(wish, refusals)
 
     def _able(self, prompt_len: int, wish: Wish) -> tuple[list[Place], list[RequestError]]:

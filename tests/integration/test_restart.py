@@ -207,3 +207,38 @@ async def test_a_prompt_that_does_not_drain_costs_its_neighbours_nothing(
         assert slab_files(dense[1]) == []
         assert peer.statistics().num_transfers == 0
         await wait_until(lambda: service.admission.statistics().lanes_used == 0)
+
+
+@pytest.mark.parametrize("num_lanes", [1, 6], ids=["alone", "beside a neighbour"])
+async def test_who_waits_goes_on_in_the_session_after_one_that_did_not_drain(
+    dense: Configs, load: LoadPair, oracle: Oracle, monkeypatch: pytest.MonkeyPatch, num_lanes: int
+) -> None:
+    """Waiting binds to no session, whether the one that was passed ends at once or finishes others first."""
+    monkeypatch.setattr(session_transfers, "DRAIN_LIMIT_S", 0.1)
+    gate, decode = Gate(), replace(dense[1], lanes=num_lanes)
+    copies = load(replace(dense[0], max_concurrency=2), decode)
+    async with (
+        running_prefill(replace(dense[0], max_concurrency=2), gated(copies, gate).prefill),
+        running_decode(decode, copies.decode) as (service, address),
+        AsyncClient(address) as client,
+    ):
+        await open_session(service)
+        first = service.peers[0].session
+        given_up = asyncio.create_task(client.complete(token_ids=PROMPT, max_new_tokens=3))
+        await wait_until(lambda: gate.num_arrived == 1)
+        others = [
+            asyncio.create_task(
+                client.complete(
+                    token_ids=PROMPT, max_new_tokens=3, ignore_eos=True, logprobs=1, route="remote"
+                )
+            )
+            for _ in range(2)
+        ]
+        await wait_until(lambda: service.admission.statistics().num_queued == (2 if num_lanes == 1 else 1))
+        given_up.cancel()
+        await wait_until(lambda: service.peers[0].session not in (None, first))
+
+        gate.open()
+        for other in others:
+            oracle.assert_greedy(PROMPT, await other)
+        await wait_until(lambda: service.admission.statistics().lanes_used == 0)

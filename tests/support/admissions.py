@@ -134,6 +134,7 @@ class FakePeer:
 
     def __init__(self, place: FakePlace | None) -> None:
         self._place = place
+        self.is_reopening = False
 
     @property
     def place(self) -> FakePlace | None:

@@ -69,6 +69,7 @@ class MemoryPeer:
     """What `PrefillPeer` is to the router: a session, and why there is none."""
 
     def __init__(self, name: str) -> None:
+        self.is_reopening = False
         self._name = name
         self._sessions: list[PeerSession] = []
         self._place: RemotePlace | None = None

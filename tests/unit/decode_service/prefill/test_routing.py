@@ -67,6 +67,25 @@ def test_remote_fails_with_the_problems_while_all_prefill_services_are_down() ->
     assert refusal.value.cause == "SHUTTING_DOWN"
 
 
+@pytest.mark.parametrize("route", [Route.REMOTE, Route.AUTO])
+def test_a_prompt_waits_for_a_session_that_is_opened_beside_one_that_was_passed(route: Route) -> None:
+    """It fails for no session that it never used; whatever is known of other places."""
+    peer = FakePeer(None)
+    peer.is_reopening = True
+    router = Router(make_local(5), (FakePeer(FakePlace("short", max_prompt_tokens=5)), peer))
+
+    assert ask(router, 9, route) == Choice(None)
+
+
+def test_a_local_prompt_waits_for_no_session() -> None:
+    """None could take it."""
+    peer = FakePeer(None)
+    peer.is_reopening = True
+
+    with pytest.raises(PromptTooLong):
+        ask(Router(make_local(5), (peer,)), 9, Route.LOCAL)
+
+
 def test_remote_waits_while_all_prefill_services_are_busy() -> None:
     """Busy is no failure."""
     busy = FakePlace("busy", max_running=0)
