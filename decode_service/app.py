@@ -13,18 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
 
-from common.errors import ConfigError, InvariantViolation
+from common.errors import ConfigError
 from common.kv.geometry import KVGeometry
 from common.model.prepare import Prepared, prepare
 from common.runtime.boot import new_boot_id
 from common.runtime.clock import SystemClock
-from common.runtime.descriptors import raise_limit
-from common.runtime.invariants import watch_callbacks
-from common.runtime.lifecycle import Lifecycle
 from common.runtime.memory import available_bytes
-from common.runtime.threads import share_interpreter
+from common.runtime.service import Service
 from common.session.messages import Hello, SlabHandle, TransferMode
 from common.session.negotiation import PROTOCOL_VERSIONS
 from common.slab.segment import SlabSegment, sweep
@@ -78,15 +74,8 @@ class Loaded:
 
 
 async def serve(config: DecodeConfig, on_ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; call `on_ready` with the bound address once calls are taken."""
-    service = DecodeService(config, load(config))
-    share_interpreter()
-    raise_limit()
-    watch_callbacks(asyncio.get_running_loop(), service.break_off)
-    with Lifecycle() as lifecycle:
-        lifecycle.before_exit(service.remove_files)
-        on_ready(await service.start())
-        await service.run_until(lifecycle.ending)
+    """Load the model and serve; see `Service.serve`."""
+    await DecodeService(config, load(config)).serve(on_ready)
 
 
 def load(config: DecodeConfig) -> Loaded:
@@ -113,10 +102,11 @@ def _check_room(config: DecodeConfig, geometry: KVGeometry, num_pages: Sequence[
         raise ConfigError("cache_tokens", config.cache_tokens, problem)
 
 
-class DecodeService:
+class DecodeService(Service):
     """Everything of one running decode service."""
 
     def __init__(self, config: DecodeConfig, loaded: Loaded) -> None:
+        super().__init__()
         self._config = config
         self._loaded = loaded
         geometry = loaded.ready.identity.geometry
@@ -139,10 +129,8 @@ class DecodeService:
         self._core = self._make_core()
         self._server: Server | None = None
         self._servicer: DecodeServicer | None = None
-        self._peer_tasks: list[asyncio.Task[None]] = []
         self._health = asyncio.Event()
         # Invariant: set by every change that may alter health; `_keep_health` clears and acts.
-        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def core(self) -> DecodeCore:
@@ -190,16 +178,6 @@ class DecodeService:
         for peer in self._peers:
             peer.unlink_slab()
 
-    async def run_until(self, ending: asyncio.Event) -> None:
-        """Serve until `ending` is set or an invariant breaks, then stop."""
-        waiting = asyncio.create_task(ending.wait())
-        ends: set[asyncio.Future[Any]] = {waiting, self._broken, *self._peer_tasks}
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        await self.stop()
-        if self._broken.done():
-            self._broken.result()
-
     async def stop(self) -> None:
         """Shut down: refuse what comes, then end requests, sessions and threads."""
         assert self._server is not None
@@ -212,9 +190,9 @@ class DecodeService:
             self._servicer.cut()
             await self._core.wait_idle(CUT_S)
         await self._server.stop(0)
-        for task in self._peer_tasks:
+        for task in self._tasks:
             task.cancel()
-        outcomes = await asyncio.gather(*self._peer_tasks, return_exceptions=True)
+        outcomes = await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._close()
         logger.info("service.stopped", extra=log_fields(was_idle=is_idle))
         for outcome in outcomes:
@@ -233,10 +211,8 @@ class DecodeService:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(servicer, self._server.grpc)
         address = self._server.listen(self._config.listen)
         await self._server.start()
-        self._peer_tasks = [
-            asyncio.create_task(peer.run(), name=f"peer-{peer.target}") for peer in self._peers
-        ]
-        self._peer_tasks.append(asyncio.create_task(self._keep_health(self._server), name="health"))
+        self._tasks = [asyncio.create_task(peer.run(), name=f"peer-{peer.target}") for peer in self._peers]
+        self._tasks.append(asyncio.create_task(self._keep_health(self._server), name="health"))
         self._health.set()
         logger.info("service.ready", extra=log_fields(address=address, boot_id=self._boot_id))
         return address
@@ -254,11 +230,6 @@ class DecodeService:
         self._admission.grant_waiting()
         self._router.note_change()
         self._health.set()
-
-    def break_off(self, error: InvariantViolation) -> None:
-        """End the service: an invariant is broken, so nothing it holds can be trusted."""
-        if not self._broken.done():
-            self._broken.set_exception(error)
 
     async def _keep_health(self, server: Server) -> None:
         """Let health follow whether a prompt can be computed."""

@@ -12,19 +12,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from common.errors import InvariantViolation
 from common.kv.digest import DigestKind
 from common.kv.plan import SpanGranularity
 from common.kv.spans import SPAN_LAYOUT
 from common.model.prepare import prepare
 from common.runtime.boot import new_boot_id
 from common.runtime.clock import SystemClock
-from common.runtime.descriptors import raise_limit
-from common.runtime.invariants import watch_callbacks
-from common.runtime.lifecycle import Lifecycle
-from common.runtime.threads import share_interpreter
+from common.runtime.service import Service
 from common.session.identity import PeerIdentity
 from common.session.messages import TransferMode
 from common.session.negotiation import PROTOCOL_VERSIONS, PrefillOffer
@@ -65,16 +60,8 @@ class Loaded:
 
 
 async def serve(config: PrefillConfig, on_ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; call `on_ready` with the bound address once calls are taken."""
-    loaded = load(config)
-    service = PrefillService(config, loaded)
-    share_interpreter()
-    raise_limit()
-    watch_callbacks(asyncio.get_running_loop(), service.break_off)
-    with Lifecycle() as lifecycle:
-        lifecycle.before_exit(service.remove_files)
-        on_ready(await service.start())
-        await service.run_until(lifecycle.ending)
+    """Load the model and serve; see `Service.serve`."""
+    await PrefillService(config, load(config)).serve(on_ready)
 
 
 def load(config: PrefillConfig) -> Loaded:
@@ -87,10 +74,11 @@ def load(config: PrefillConfig) -> Loaded:
     return Loaded(engine, ready.identity, ready.linears, ready.threads)
 
 
-class PrefillService:
+class PrefillService(Service):
     """Everything of one running prefill service."""
 
     def __init__(self, config: PrefillConfig, loaded: Loaded) -> None:
+        super().__init__()
         self._config = config
         self._clock = SystemClock()
         self._queue: JobQueue[Job] = JobQueue()
@@ -102,9 +90,6 @@ class PrefillService:
             self._make_context(), self._engine_loop, self._count_calls, loaded.linears, loaded.threads
         )
         self._server: Server | None = None
-        self._engine_task: asyncio.Task[None] | None = None
-        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # Set to an InvariantViolation, which ends the service; never to a result.
 
     @property
     def servicer(self) -> PrefillServicer:
@@ -123,9 +108,8 @@ class PrefillService:
         self._server = Server([SERVICE_NAME], limits=limits, on_invariant=self.break_off)
         transfer_pb2_grpc.add_PrefillServiceServicer_to_server(self._servicer, self._server.grpc)
         address = self._server.listen(self._config.listen)
-        self._engine_task = asyncio.create_task(
-            self._engine_loop.run(self._servicer.check_integrity), name="engine-loop"
-        )
+        engine = self._engine_loop.run(self._servicer.check_integrity)
+        self._tasks = [asyncio.create_task(engine, name="engine-loop")]
         await self._server.start()
         await self._server.mark_serving()
         logger.info("service.ready", extra=log_fields(address=address, boot_id=self._offer.boot_id))
@@ -136,26 +120,10 @@ class PrefillService:
         if self._server is not None:
             self._server.remove_sockets()
 
-    async def run_until(self, ending: asyncio.Event) -> None:
-        """Serve until `ending` is set or the engine loop breaks, then stop."""
-        assert self._engine_task is not None
-        waiting = asyncio.create_task(ending.wait())
-        ends: set[asyncio.Future[Any]] = {waiting, self._engine_task, self._broken}
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        await self.stop()
-        if self._broken.done():
-            self._broken.result()
-
-    def break_off(self, error: InvariantViolation) -> None:
-        """End the service: an invariant is broken, so nothing it holds can be trusted."""
-        if not self._broken.done():
-            self._broken.set_exception(error)
-
     async def stop(self) -> None:
         """Refuse what comes, then end streams, engine and server; raises what broke the engine loop."""
         assert self._server is not None
-        assert self._engine_task is not None
+        (engine,) = self._tasks
         self._servicer.shut_down()
         await self._server.shut_down()
         logger.info("service.shutting_down", extra=log_fields(peers=len(self._servicer.peers)))
@@ -163,10 +131,10 @@ class PrefillService:
             await self._servicer.wait_left(LAST_WORDS_S)
         await self._servicer.end_streams(LAST_WORDS_S)
         await self._server.stop(0)
-        if not self._engine_task.done():
-            self._engine_task.cancel()
+        if not engine.done():
+            engine.cancel()
         try:
-            await self._engine_task
+            await engine
         except asyncio.CancelledError:
             self._journal.service_stopped()
             logger.info("service.stopped", extra=log_fields(peers=len(self._servicer.peers)))
