@@ -26,7 +26,11 @@ def printable(text: str, limit: int = SHOWN_CHARS) -> str:
 
 def visible(text: str) -> str:
     """Return a text with escapes for what would steer a terminal; line breaks stay."""
-    shown = (
-        one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode() for one in text
-    )
-    return "".join(shown)
+    if text.isprintable():
+        return text
+    return "".join(map(_shown, text))
+
+
+def _shown(character: str) -> str:
+    is_plain = character.isprintable() or character == "\n"
+    return character if is_plain else character.encode("unicode_escape").decode()

@@ -26,6 +26,7 @@ from functools import partial
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from common.errors import ConfigError, InvalidRequest, PromptTooLong, Violation
+from common.excerpt import excerpt
 from common.model.chat_template import ChatTemplate
 from common.model.text_bound import text_bound
 from common.runtime.limited import run_limited
@@ -105,7 +106,9 @@ class Tokenizer:
         except TimeoutError as error:
             raise InvalidRequest([Violation("chat", f"the chat template has {error}")]) from None
         except Exception as refusal:  # a template is a program of the model's author and may raise anything
-            raise InvalidRequest([Violation("chat", f"the chat template refused: {refusal}")]) from refusal
+            # Its words may quote a whole message.
+            problem = f"the chat template refused: {excerpt(str(refusal))}"
+            raise InvalidRequest([Violation("chat", problem)]) from refusal
         self._check_fits([text], max_tokens)
         return self._ids(text, add_special_tokens=False)
 

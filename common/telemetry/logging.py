@@ -17,10 +17,13 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import TextIO
 
-from common.excerpt import visible
+from common.excerpt import excerpt, visible
 
 FIELDS = "fields"
 """Attribute of a record that holds its fields."""
+
+LONGEST_VALUE = 32 << 10
+"""Characters of one value: the longest of ours lists all in which two services differ."""
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.:/+,@%[]()")
 """Characters of a value that needs no quotes."""
@@ -54,7 +57,12 @@ def configure_logging(
 
 def _fields(record: logging.LogRecord) -> Mapping[str, object]:
     fields = record.__dict__.get(FIELDS)
-    return fields if isinstance(fields, Mapping) else {}
+    return {name: _cut(value) for name, value in fields.items()} if isinstance(fields, Mapping) else {}
+
+
+def _cut(value: object) -> object:
+    """Return a value, of a text at most LONGEST_VALUE characters: clients and peers choose some of them."""
+    return excerpt(str(value), LONGEST_VALUE) if isinstance(value, str | BaseException) else value
 
 
 def _timestamp(record: logging.LogRecord) -> str:

@@ -12,7 +12,7 @@ import itertools
 from dataclasses import dataclass
 
 from common.errors import InvalidRequest, PromptTooLong, UnknownModel, Violation
-from common.excerpt import printable
+from common.excerpt import excerpt, printable
 from common.model.text import LONG_TEXT_CHARS, Tokenizer
 from common.session.messages import TransferMode
 from common.wire.enums import MODES
@@ -87,7 +87,7 @@ class RequestReader:
         """
         limits = self._limits
         if request.model and request.model != limits.model_name:
-            raise UnknownModel(request.model, limits.model_name)
+            raise UnknownModel(excerpt(request.model), limits.model_name)
         violations = [*self._violations(request)]
         prompt_ids = self._prompt(request, violations)
         sampling = self._sampling(request.sampling, len(prompt_ids))

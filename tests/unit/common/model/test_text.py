@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from common.errors import ConfigError, InvalidRequest, PromptTooLong
+from common.excerpt import MARK, SHOWN_CHARS
 from common.model import text as text_module
 from common.model.demo import cache_folder, demo_checkpoint
 from common.model.text import LONG_TEXT_CHARS, TextStream, Tokenizer
@@ -183,6 +184,17 @@ def with_template(template: str) -> Tokenizer:
     pretrained = make_byte_tokenizer()
     pretrained.chat_template, pretrained.name_or_path = template, "/models/odd"
     return Tokenizer(pretrained)
+
+
+def test_the_words_of_a_template_that_refuses_are_quoted_in_part() -> None:
+    """They may be a message of the chat, of any length."""
+    tokenizer = with_template("{{ raise_exception('no ' + messages[0].content) }}")
+
+    with pytest.raises(InvalidRequest) as refusal:
+        tokenizer.encode_chat([{"role": "user", "content": "x" * 1000}])
+
+    (violation,) = refusal.value.violations
+    assert violation.problem == "the chat template refused: no " + "x" * (SHOWN_CHARS - 4) + MARK
 
 
 def test_a_template_that_does_not_end_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:

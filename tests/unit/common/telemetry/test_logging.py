@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.telemetry.logging import configure_logging, log_fields
+from common.telemetry.logging import LONGEST_VALUE, configure_logging, log_fields
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +48,17 @@ def test_value_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     logging.getLogger("x").info("call.failed", extra=log_fields(problem="né\x9b2J\u2028"))
 
     assert capsys.readouterr().err.endswith('call.failed problem="né\\x9b2J\\u2028"\n')
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("value", ["x" * 3_000_000, ValueError("x" * 3_000_000)], ids=["text", "error"])
+def test_value_has_a_limit(as_json: bool, value: object, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever a client or a peer names, no line is as long as its message."""
+    configure_logging("decode", "INFO", json=as_json)
+
+    logging.getLogger("x").info("call.failed", extra=log_fields(problem=value))
+
+    assert LONGEST_VALUE < len(capsys.readouterr().err) < LONGEST_VALUE + 200
 
 
 def test_traceback_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

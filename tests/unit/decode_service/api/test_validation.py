@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from common.errors import InvalidRequest, PromptTooLong, UnknownModel
+from common.excerpt import SHOWN_CHARS
 from common.model.text import Tokenizer
 from common.model.tiny import BOS_ID, EOS_ID, VOCAB_SIZE, make_byte_tokenizer
 from common.session.messages import TransferMode
@@ -247,6 +248,14 @@ def test_another_model_is_refused_by_name() -> None:
         read(pb.GenerateRequest(tokens=TOKENS, model="other"))
 
     assert read(pb.GenerateRequest(tokens=TOKENS, model="tiny")).prompt_len == 3
+
+
+def test_the_name_of_another_model_is_quoted_in_part() -> None:
+    """Megabytes of it would be a line of the log."""
+    with pytest.raises(UnknownModel) as refusal:
+        read(pb.GenerateRequest(tokens=TOKENS, model="x" * 3_000_000))
+
+    assert len(refusal.value.requested) == SHOWN_CHARS
 
 
 def test_equal_names_of_a_client_are_different_requests() -> None:
