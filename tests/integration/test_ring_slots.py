@@ -83,17 +83,6 @@ async def test_prompts_larger_than_the_slab_give_the_same_tokens(pair: Pair, mod
     await pair.assert_no_pages_held()
 
 
-async def test_deferred_is_refused_at_once_with_the_numbers(pair: Pair) -> None:
-    """It tells nothing before the end, so what it needs is everything; a prompt that fits is served."""
-    with pytest.raises(RemoteFailure) as caught:
-        await pair.ask(prompt_of(500), transfer="deferred")
-
-    assert caught.value.code.name == "OUT_OF_RANGE"
-    assert f"of slab bytes, the limit is {CAPACITY}" in caught.value.message
-    await pair.ask(prompt_of(21), transfer="deferred")
-    await pair.wait_idle()
-
-
 async def test_c14_u1_a_paused_consumer_fails_the_producer_at_its_bound(
     tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, gate: Gate
 ) -> None:

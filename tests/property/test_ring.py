@@ -11,32 +11,17 @@ from hypothesis import strategies as st
 
 from common.errors import LeaseExpired
 from common.kv.coverage import Coverage
-from common.kv.geometry import DType, KVGeometry, LayerGeometry
+from common.kv.geometry import KVGeometry
 from common.kv.plan import PlannedSpan, SpanGranularity, SpanPlan, plan_spans
 from common.kv.ranges import Range
 from common.kv.ring import minimum_ring, ring_shares, slot_bytes
 from prefill_service.credit import CreditRing, CreditTerms
+from tests.property.test_plan import geometries
 from tests.support.clock import ManualClock
 from tests.support.factories import make_span
 
 Step = tuple[PlannedSpan, bool, bool]
 """One layer of one chunk is written: the span it goes to, whether it is its first layer, and its last."""
-
-
-SHAPES = (
-    (3, 8, DType.FLOAT32, None),
-    (1, 4, DType.FLOAT16, None),
-    (2, 8, DType.BFLOAT16, 6),
-    (1, 8, DType.FLOAT32, 1),
-)
-
-
-@st.composite
-def geometries(draw: st.DrawFn) -> KVGeometry:
-    """Draw a model of up to four groups, their layers mixed."""
-    shapes = draw(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=7))
-    layers = tuple(LayerGeometry(index, *shape) for index, shape in enumerate(shapes))
-    return KVGeometry(layers, 4, 11)
 
 
 @st.composite

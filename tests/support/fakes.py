@@ -7,7 +7,8 @@ passes. A test steers both by hooks that they call on their own thread; nothing 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from common.errors import Cancelled
 from common.kv.geometry import GroupGeometry, KVGeometry
 from common.kv.ranges import Range
 from common.kv.writer import KVWriter, Rows
+from common.telemetry.journal import Event
 from decode_service.cache.storage import Kind
 from decode_service.generate.backends.base import BackendDescription, LaneStep
 from prefill_service.engines.base import EngineDescription
@@ -118,3 +120,25 @@ class CountingBackend:
             for lane in batch
         ]
         return torch.from_numpy(np.stack(rows))
+
+
+class Lines:
+    """A journal that keeps its lines."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[Event, dict[str, Any]]] = []
+
+    def record(self, event: Event, fields: Mapping[str, Any]) -> None:
+        """See `Recorder`."""
+        self.kept.append((event, dict(fields)))
+
+    def close(self) -> None:
+        """See `Recorder`."""
+
+    def statistics(self) -> None:
+        """See `Recorder`."""
+
+    @property
+    def events(self) -> list[Event]:
+        """What was recorded."""
+        return [event for event, _ in self.kept]

@@ -33,19 +33,6 @@ async def test_async_client_yields_the_messages_of_the_service() -> None:
     assert responses[-1].usage.prompt_tokens == 3
 
 
-async def test_client_yields_the_messages_of_the_service() -> None:
-    """The blocking client does the same."""
-
-    def ask(target: str) -> list[str]:
-        with kvspan.Client(target) as client:
-            return [response.text for response in client.generate("x")]
-
-    async with serving(ScriptedDecode(answer_hello)) as (_, address):
-        texts = await asyncio.to_thread(ask, address)
-
-    assert texts == ["Hel", "lo"]
-
-
 async def test_completion_is_the_whole_answer() -> None:
     """Text and tokens of all pieces, and why the answer ended."""
 
@@ -77,20 +64,6 @@ async def test_async_client_raises_the_reason_when_the_service_fails() -> None:
     assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.UNAVAILABLE, "PREFILL_PEER_LOST")
     assert caught.value.metadata == {"problem": "the session ended"}
     assert caught.value.retryable
-
-
-async def test_client_raises_the_reason_when_the_service_fails() -> None:
-    """The blocking client raises the same."""
-
-    def ask(target: str) -> kvspan.RemoteFailure:
-        with kvspan.Client(target) as client, pytest.raises(kvspan.RemoteFailure) as caught:
-            client.complete("x")
-        return caught.value
-
-    async with serving(ScriptedDecode(fail_after_one)) as (_, address):
-        failure = await asyncio.to_thread(ask, address)
-
-    assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "PREFILL_PEER_LOST")
 
 
 async def test_request_ends_at_the_service_when_the_caller_leaves_the_loop() -> None:

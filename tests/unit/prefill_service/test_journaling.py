@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import pytest
 
 from common.kv.ranges import Range
@@ -13,29 +10,8 @@ from common.session.messages import PrefillCancelled, PrefillFailed, ReleaseSpan
 from common.telemetry.journal import Event
 from prefill_service.journaling import PeerJournal, PrefillJournal
 from tests.support.factories import make_hybrid_geometry
+from tests.support.fakes import Lines
 from tests.support.sessions import make_hello, make_spans, make_start, make_welcome
-
-
-class Lines:
-    """Keeps lines."""
-
-    def __init__(self) -> None:
-        self.kept: list[tuple[Event, dict[str, Any]]] = []
-
-    def record(self, event: Event, fields: Mapping[str, Any]) -> None:
-        """See `Recorder`."""
-        self.kept.append((event, dict(fields)))
-
-    def close(self) -> None:
-        """See `Recorder`."""
-
-    def statistics(self) -> None:
-        """See `Recorder`."""
-
-    @property
-    def events(self) -> list[Event]:
-        """What was recorded."""
-        return [event for event, _ in self.kept]
 
 
 @pytest.fixture

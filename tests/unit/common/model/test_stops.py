@@ -30,34 +30,11 @@ def test_beginning_of_a_stop_string_is_held_until_it_is_none() -> None:
     assert [matcher.push(delta) for delta in ("aE", "N", "x")] == ["a", "", "ENx"]
 
 
-def test_stop_string_over_three_deltas_ends_the_text() -> None:
-    """The stop string is swallowed and nothing after it is shown."""
-    matcher = StopMatcher(["END", "no"])
-
-    assert [matcher.push(delta) for delta in ("a E", "N", "D b", "c")] == ["a ", "", "", ""]
-    assert (matcher.is_stopped, matcher.flush()) == (True, "")
-
-
 def test_held_text_comes_at_the_end() -> None:
     """A beginning that the text ends with was text after all."""
     matcher = StopMatcher(["END"])
 
     assert (matcher.push("xEN"), matcher.flush(), matcher.flush()) == ("x", "EN", "")
-
-
-def test_match_that_is_complete_first_wins() -> None:
-    """Of overlapping stop strings the one that ends first cuts, though another begins earlier."""
-    matcher = StopMatcher(["abcd", "bc"])
-
-    assert (matcher.push("xabcd"), matcher.is_stopped) == ("xa", True)
-
-
-def test_longest_match_wins_at_the_same_end() -> None:
-    """Of stop strings complete at the same character the longest is swallowed."""
-    matcher = StopMatcher(["\n", "\n\n", "a\n\n"])
-
-    assert (matcher.push("xa\n"), matcher.is_stopped) == ("xa", True)
-    assert StopMatcher(["\n\n", "a\n\n"]).push("xa\n\n") == "x"
 
 
 def test_empty_stop_string_is_refused() -> None:

@@ -7,23 +7,11 @@ from dataclasses import replace
 import pytest
 
 from common.errors import RemoteProtocolError
-from common.session.messages import CancelPrefill, DecodeMessage, ReleaseSpan, StartPrefill
+from common.session.messages import CancelPrefill, StartPrefill
 from common.wire.convert import decode_message_from_proto, to_proto
 from kvspan.v1 import transfer_pb2 as pb
 from kvspan.v1.geometry_pb2 import DIGEST_KIND_OFF, TRANSFER_MODE_STREAM
 from tests.support.wire import make_hello_message, make_start_message
-
-
-@pytest.mark.parametrize(
-    "message",
-    [make_hello_message(), make_start_message(), ReleaseSpan(21, 1, 5), CancelPrefill(21, 2, "client left")],
-    ids=lambda message: type(message).__name__,
-)
-def test_message_comes_back_equal(message: DecodeMessage) -> None:
-    """Nothing of a message is lost between encoding and decoding."""
-    encoded = to_proto(message).SerializeToString()
-
-    assert decode_message_from_proto(pb.TransferRequest.FromString(encoded)) == message
 
 
 def test_request_is_refused_when_it_holds_no_message() -> None:

@@ -8,9 +8,6 @@ from common.errors import RemoteProtocolError
 from common.kv.ranges import Range
 from common.session.messages import (
     GoAway,
-    Pong,
-    PrefillAccepted,
-    PrefillCancelled,
     PrefillDone,
     PrefillFailed,
     PrefillMessage,
@@ -27,27 +24,6 @@ from tests.support.wire import make_done_message, make_welcome_message
 def make_sealed() -> SpanSealed:
     """Return a sealed span whose ranges do not start at zero."""
     return SpanSealed(make_span(tokens=Range(3, 8), sequence=6, digest=b"12345678"))
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        make_welcome_message(),
-        PrefillAccepted(21, 1, 4),
-        make_sealed(),
-        make_done_message(),
-        PrefillFailed(21, 1, "ENGINE_FAILED", "out of memory"),
-        PrefillCancelled(21, 1),
-        Pong(6),
-        GoAway("tired"),
-    ],
-    ids=lambda message: type(message).__name__,
-)
-def test_message_comes_back_equal(message: PrefillMessage) -> None:
-    """Nothing of a message is lost between encoding and decoding."""
-    encoded = to_proto(message).SerializeToString()
-
-    assert prefill_message_from_proto(pb.TransferResponse.FromString(encoded)) == message
 
 
 def test_response_is_refused_when_it_holds_no_message() -> None:

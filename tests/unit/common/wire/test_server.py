@@ -34,32 +34,6 @@ async def run_tool(name: str, *arguments: str, **environ: str) -> tuple[int | No
 
 
 @pytest.mark.multiprocess
-async def test_grpcurl_lists_and_describes_over_tcp() -> None:
-    """Reflection answers an old client under the name v1alpha."""
-    async with serving(ScriptedDecode(answer_hello)) as (_, address):
-        listed = await run_tool("grpcurl", "-plaintext", address, "list")
-        described = await run_tool("grpcurl", "-plaintext", address, "describe", DECODE_SERVICE)
-
-    assert listed[0] == 0
-    assert {DECODE_SERVICE, "grpc.health.v1.Health"} <= set(listed[1].split())
-    assert "rpc Generate ( .kvspan.v1.GenerateRequest )" in described[1]
-
-
-@pytest.mark.multiprocess
-async def test_grpcurl_calls_over_a_unix_socket(tmp_path: Path) -> None:
-    """The same server is reached by path, and answers with what the service yields."""
-    address = f"unix:{tmp_path}/decode.sock"
-    async with serving(ScriptedDecode(answer_hello), address):
-        target = ["-plaintext", "-unix", f"{tmp_path}/decode.sock"]
-        listed = await run_tool("grpcurl", *target, "list")
-        called = await run_tool("grpcurl", "-d", '{"text": "x"}', *target, f"{DECODE_SERVICE}/Generate")
-
-    assert DECODE_SERVICE in listed[1].split()
-    assert called[0] == 0
-    assert '"text": "Hel"' in called[1]
-
-
-@pytest.mark.multiprocess
 async def test_reflection_answers_under_its_new_name(tmp_path: Path) -> None:
     """Clients that know only v1 of reflection work as well."""
     async with serving(ScriptedDecode(answer_hello)) as (_, address):

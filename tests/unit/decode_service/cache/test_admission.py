@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 
 from common.errors import InvariantViolation, PeerUnavailable, PromptTooLong, QueueFull
-from decode_service.cache.reservation import Holder, ReservationState
+from decode_service.cache.reservation import Holder
 from decode_service.request import Route
 from tests.support.admissions import Desk, FakePlace, make_desk
 
@@ -260,19 +260,6 @@ def test_who_waits_for_a_slot_is_first_for_pages_once_it_is_there() -> None:
     passing[0].leave()
     passing[1].leave()
     desk.assert_idle()
-
-
-def test_a_grant_that_is_dropped_at_once_goes_to_the_next() -> None:
-    """The call may have been cancelled in the turn in which its grant came."""
-    desk = make_desk(num_lanes=1)
-    running = desk.offer()
-    gone, waiting = desk.offer(drops_at_once=True), desk.offer()
-
-    running.leave()
-
-    assert gone.reservation.state is ReservationState.FREE
-    assert waiting.is_granted
-    assert desk.admission.statistics().lanes_used == 1
 
 
 def test_a_first_grant_that_is_dropped_at_once_leaves_nothing() -> None:

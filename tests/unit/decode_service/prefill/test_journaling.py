@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import pytest
 
 from common.errors import Cancelled
@@ -24,34 +21,13 @@ from decode_service.cache.cache import KVCache
 from decode_service.cache.reservation import Reservation
 from decode_service.prefill.journaling import DecodeJournal, SessionJournal
 from tests.support.factories import make_hybrid_geometry
+from tests.support.fakes import Lines
 from tests.support.sessions import make_done, make_spans, make_start, make_welcome
 
 GEOMETRY = make_hybrid_geometry(windows=(6, None), page_tokens=4)
 START = make_start(21, slot_bytes=Range(4096, 8192))
 SLAB = "kvspan-7.slab"
 NAME = {"peer": make_welcome().boot_id, "session": SLAB, "transfer": 21, "attempt": START.attempt}
-
-
-class Lines:
-    """Keeps lines."""
-
-    def __init__(self) -> None:
-        self.kept: list[tuple[Event, dict[str, Any]]] = []
-
-    def record(self, event: Event, fields: Mapping[str, Any]) -> None:
-        """See `Recorder`."""
-        self.kept.append((event, dict(fields)))
-
-    def close(self) -> None:
-        """See `Recorder`."""
-
-    def statistics(self) -> None:
-        """See `Recorder`."""
-
-    @property
-    def events(self) -> list[Event]:
-        """What was recorded."""
-        return [event for event, _ in self.kept]
 
 
 @pytest.fixture

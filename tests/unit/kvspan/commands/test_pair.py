@@ -126,13 +126,18 @@ async def test_failure_to_announce_ends_the_pair(tmp_path: Path) -> None:
             await pair.run(asyncio.Event(), announce)
 
 
-async def test_child_that_does_not_listen_is_killed(tmp_path: Path) -> None:
-    """A child that outlasts its time is killed, and the exit code says that it was not clean."""
+@pytest.mark.parametrize(("kill_after_s", "hurries"), [(0.05, 0), (600, 2)], ids=["time", "hurry"])
+async def test_child_that_does_not_listen_is_killed(
+    tmp_path: Path, kill_after_s: float, hurries: int
+) -> None:
+    """When its time is over, or nobody waits for it; the exit code says that it was not clean."""
     drain = asyncio.Event()
 
-    async with Pair(make_plan(tmp_path / "log", decode=DEAF, kill_after_s=0.05)) as pair:
+    async with Pair(make_plan(tmp_path / "log", decode=DEAF, kill_after_s=kill_after_s)) as pair:
         await pair.read_addresses()
         drain.set()
+        for _ in range(hurries):
+            pair.hurry()
         code = await pair.run(drain, nothing)
 
     assert code == 1
@@ -169,20 +174,6 @@ async def test_children_that_are_hurried_are_told_again_and_end_in_order(tmp_pat
         "prefill drains",
         "prefill ends",
     ]
-
-
-async def test_a_child_that_cannot_be_hurried_is_killed(tmp_path: Path) -> None:
-    """Nobody waits for it, and the exit code says that it was not clean."""
-    drain = asyncio.Event()
-
-    async with Pair(make_plan(tmp_path / "log", decode=DEAF, kill_after_s=600)) as pair:
-        await pair.read_addresses()
-        drain.set()
-        pair.hurry()
-        pair.hurry()
-        code = await pair.run(drain, nothing)
-
-    assert code == 1
 
 
 def test_sockets_of_a_pair_have_a_folder_of_their_own() -> None:
