@@ -24,6 +24,7 @@ from tests.support import cases
 from tests.support.leaks import Census, assert_no_leak, take_census
 from tests.support.pair import LoadedPair, Pair, load_pair, make_configs, running_pair, wait_until
 
+Configs = tuple[PrefillConfig, DecodeConfig]
 LoadPair = Callable[[PrefillConfig, DecodeConfig], LoadedPair]
 
 
@@ -75,7 +76,7 @@ def oracles(checkpoints: dict[str, str]) -> Callable[[str], cases.Oracle]:
 @pytest.fixture(scope="session")
 def load() -> LoadPair:
     """Return `load_pair` that loads equal configurations once; a pair of copies serves one test at a time."""
-    made: dict[tuple[PrefillConfig, DecodeConfig], LoadedPair] = {}
+    made: dict[Configs, LoadedPair] = {}
 
     def loaded(prefill: PrefillConfig, decode: DecodeConfig) -> LoadedPair:
         key = (
@@ -90,7 +91,7 @@ def load() -> LoadPair:
 
 
 @pytest.fixture
-def dense(tmp_path: Path, checkpoints: dict[str, str]) -> tuple[PrefillConfig, DecodeConfig]:
+def dense(tmp_path: Path, checkpoints: dict[str, str]) -> Configs:
     """Return configurations of a DENSE pair."""
     return make_configs(tmp_path, checkpoints["DENSE"])
 

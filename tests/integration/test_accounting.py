@@ -14,18 +14,14 @@ from google.protobuf.duration_pb2 import Duration
 
 from common.telemetry.logging import FIELDS
 from common.wire.failure import RemoteFailure
-from decode_service.config import DecodeConfig
 from decode_service.prefill import importer
 from kvspan.client import AsyncClient
 from kvspan.v1 import decode_pb2 as pb
-from prefill_service.config import PrefillConfig
-from tests.integration.conftest import LoadPair
+from tests.integration.conftest import Configs, LoadPair
 from tests.integration.test_publication import digest_after, num_jobs, wrong_digest
 from tests.support.cases import Oracle, prompt_of
 from tests.support.gates import Gate, failing, gated, lying
 from tests.support.pair import PAGE_TOKENS, Pair, running_decode, running_pair, wait_until
-
-Configs = tuple[PrefillConfig, DecodeConfig]
 
 PROMPT = prompt_of(200)
 

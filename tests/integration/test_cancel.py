@@ -13,12 +13,10 @@ import pytest
 from common.wire.failure import RemoteFailure
 from decode_service.api import servicer
 from decode_service.api.responses import token_response
-from decode_service.config import DecodeConfig
 from decode_service.generate.answer import TokenEvent
 from decode_service.prefill import importer
 from kvspan.v1 import decode_pb2 as pb
-from prefill_service.config import PrefillConfig
-from tests.integration.conftest import LoadPair
+from tests.integration.conftest import Configs, LoadPair
 from tests.integration.test_publication import digest_after
 from tests.support.cases import Oracle, prompt_of
 from tests.support.gates import Gate, gated
@@ -26,8 +24,6 @@ from tests.support.pair import WAIT_S, Pair, make_configs, running_pair, wait_un
 
 PROMPT = prompt_of(200)
 OTHER = prompt_of(90, seed=4)
-
-Configs = tuple[PrefillConfig, DecodeConfig]
 
 
 async def cancel(task: asyncio.Task[object]) -> None:

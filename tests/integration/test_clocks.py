@@ -14,17 +14,13 @@ import pytest
 from common.session.messages import Pong, PrefillMessage
 from common.wire.convert import to_proto
 from common.wire.failure import RemoteFailure
-from decode_service.config import DecodeConfig
 from kvspan.v1 import transfer_pb2
 from kvspan.v1.decode_pb2 import ROUTE_LOCAL, Timings
 from prefill_service import app, servicer
-from prefill_service.config import PrefillConfig
-from tests.integration.conftest import LoadPair
+from tests.integration.conftest import Configs, LoadPair
 from tests.support.cases import Oracle, prompt_of
 from tests.support.gates import Gate, gated
 from tests.support.pair import make_configs, running_pair, wait_until
-
-Configs = tuple[PrefillConfig, DecodeConfig]
 
 PROMPT = prompt_of(200)
 

@@ -7,16 +7,14 @@ import asyncio
 import pytest
 
 from common.errors import InvariantViolation
-from decode_service.config import DecodeConfig
 from kvspan.client import AsyncClient
 from prefill_service.app import PrefillService
-from prefill_service.config import PrefillConfig
-from tests.integration.conftest import LoadPair
+from tests.integration.conftest import Configs, LoadPair
 from tests.support.pair import WAIT_S, open_session, running_decode
 
 
 async def test_prefill_stops_when_its_books_are_wrong_after_its_last_job(
-    dense: tuple[PrefillConfig, DecodeConfig], load: LoadPair
+    dense: Configs, load: LoadPair
 ) -> None:
     """A transfer that was accepted and never ended holds its slot for ever: the request before is served."""
     copies = load(*dense)

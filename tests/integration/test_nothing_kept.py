@@ -18,18 +18,14 @@ from common.model.prefill import ChunkedPrefill
 from common.wire.channel import make_channel
 from common.wire.failure import remote_failure
 from decode_service.api import servicer
-from decode_service.config import DecodeConfig
 from decode_service.prefill import importer
 from decode_service.request import Request
 from kvspan.v1 import decode_pb2 as pb
-from prefill_service.config import PrefillConfig
-from tests.integration.conftest import LoadPair, shared_pair
+from tests.integration.conftest import Configs, LoadPair, shared_pair
 from tests.integration.test_publication import digest_after, wrong_digest
 from tests.support.cases import prompt_of
 from tests.support.gates import Gate, lying, with_engine
 from tests.support.pair import Pair, make_configs, running_pair, wait_until
-
-Configs = tuple[PrefillConfig, DecodeConfig]
 
 PROMPT, BROKEN = prompt_of(200), prompt_of(77)
 

@@ -18,15 +18,11 @@ from common.wire import call_limits
 from common.wire.channel import make_channel
 from common.wire.failure import remote_failure
 from decode_service.app import GENERATE, SPARE_CALLS
-from decode_service.config import DecodeConfig
 from kvspan.v1 import decode_pb2 as pb
-from prefill_service.config import PrefillConfig
 from tests.integration.conftest import LoadPair, shared_pair
 from tests.support.cases import Oracle, prompt_of
 from tests.support.pair import Pair, make_configs
 from tests.support.wire import is_serving
-
-Configs = tuple[PrefillConfig, DecodeConfig]
 
 LANES, QUEUE = 2, 6
 NUM_CALLS = LANES + QUEUE + SPARE_CALLS

@@ -23,8 +23,7 @@ from kvspan.client import AsyncClient
 from kvspan.commands.command import EXIT_FAILED, EXIT_OK
 from kvspan.v1 import decode_pb2 as pb
 from prefill_service import app as prefill_app
-from prefill_service.config import PrefillConfig
-from tests.integration.conftest import LoadPair
+from tests.integration.conftest import Configs, LoadPair
 from tests.support import cases
 from tests.support.pair import (
     make_configs,
@@ -45,7 +44,7 @@ SERVICES: list[tuple[str, Load]] = [
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def prefill(
     tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, str], load: LoadPair
-) -> AsyncIterator[tuple[PrefillConfig, DecodeConfig]]:
+) -> AsyncIterator[Configs]:
     """Run a DENSE prefill service; return the configurations of a pair of which it is one half."""
     configs = make_configs(tmp_path_factory.mktemp("prefill"), checkpoints["DENSE"])
     copies = load(*configs)
@@ -98,7 +97,7 @@ async def test_r1_r2_r3_recurrent_layers_are_refused_at_start_by_either_side(
     ids=["dtype", "window-and-group"],
 )
 async def test_n1_n3_one_different_field_is_refused_by_name(
-    prefill: tuple[PrefillConfig, DecodeConfig],
+    prefill: Configs,
     tmp_path: Path,
     changes: dict[str, Any],
     config: dict[str, Any],
@@ -144,7 +143,7 @@ async def test_n3_s6_s18_heads_that_are_cut_otherwise_are_refused_at_set_up(
 
 
 async def test_n3_n6_a_refused_peer_fails_requests_at_once(
-    prefill: tuple[PrefillConfig, DecodeConfig], tmp_path: Path, load: LoadPair
+    prefill: Configs, tmp_path: Path, load: LoadPair
 ) -> None:
     """N3, N6: a client is told at once why the peer does not fit, and nothing of the host."""
     other = tmp_path / "elsewhere"
@@ -166,7 +165,7 @@ async def test_n3_n6_a_refused_peer_fails_requests_at_once(
 
 
 async def test_check_passes_only_a_pair_that_shares_memory(
-    prefill: tuple[PrefillConfig, DecodeConfig],
+    prefill: Configs,
     tmp_path: Path,
     load: LoadPair,
     capsys: pytest.CaptureFixture[str],

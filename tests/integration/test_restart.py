@@ -20,13 +20,10 @@ from decode_service.config import DecodeConfig
 from decode_service.prefill import session_transfers
 from decode_service.prefill.prefill_client import PeerState
 from kvspan.client import AsyncClient
-from prefill_service.config import PrefillConfig
-from tests.integration.conftest import LoadPair
+from tests.integration.conftest import Configs, LoadPair
 from tests.support.cases import Oracle, prompt_of
 from tests.support.gates import Gate, gated
 from tests.support.pair import open_session, running_decode, running_prefill, wait_until
-
-Configs = tuple[PrefillConfig, DecodeConfig]
 
 PROMPT = prompt_of(130)
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -11,13 +11,9 @@ import pytest
 
 from common.errors import ConfigError
 from decode_service.app import DecodeService
-from decode_service.config import DecodeConfig
-from prefill_service.config import PrefillConfig
-from tests.integration.conftest import LoadPair
+from tests.integration.conftest import Configs, LoadPair
 from tests.support.cases import Oracle
 from tests.support.pair import running_pair
-
-Configs = tuple[PrefillConfig, DecodeConfig]
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,10 +10,8 @@ import grpc
 import pytest
 
 from common.wire.failure import RemoteFailure
-from decode_service.config import DecodeConfig
 from decode_service.prefill import importer
-from prefill_service.config import PrefillConfig
-from tests.integration.conftest import LoadPair
+from tests.integration.conftest import Configs, LoadPair
 from tests.integration.test_publication import digest_after, num_jobs
 from tests.support.cases import Oracle, prompt_of
 from tests.support.gates import Gate, gated, gated_at_end
@@ -24,8 +22,6 @@ OTHER = prompt_of(190, seed=4)
 
 TIME_LIMIT_S = 0.7
 """Long enough for a prompt to be computed, and waited out by tests of what comes later."""
-
-Configs = tuple[PrefillConfig, DecodeConfig]
 
 
 def pinned_bytes(pair: Pair) -> int:

@@ -193,15 +193,6 @@ async def test_a_drain_is_told_while_a_job_goes_on(desk: PeerDesk) -> None:
     assert isinstance(done, PrefillDone)
 
 
-async def test_closing_twice_is_closing_once(desk: PeerDesk) -> None:
-    """Reader and writer of a stream both end it."""
-    await desk.greet()
-    desk.peer.close()
-    desk.peer.close()
-
-    assert desk.idle == [desk.peer]
-
-
 @pytest.mark.parametrize(("offset", "size"), [(0, 4096), (4095, 64), (65_536, 64), (61_440, 8192)])
 async def test_a_slot_outside_the_slab_s_data_fails_its_transfer_alone(
     desk: PeerDesk, offset: int, size: int

@@ -73,50 +73,42 @@ def test_path_is_refused_when_its_directory_is_missing(tmp_path: Path) -> None:
         claim_path("listen", UnixAddress(tmp_path / "missing" / "x.sock"))
 
 
-def test_path_is_refused_when_it_is_a_file(tmp_path: Path) -> None:
-    """What is not a socket is never removed."""
-    path = tmp_path / "precious"
-    path.write_text("data")
-
-    with pytest.raises(ConfigError, match="the path is a file, not a socket"):
-        claim_path("listen", UnixAddress(path))
-    assert path.read_text() == "data"
-
-
-def test_path_is_refused_when_a_process_listens_on_it(tmp_path: Path) -> None:
-    """A second service must not take the socket of a running one away."""
-    path = tmp_path / "x.sock"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen(1)
-
-        with pytest.raises(ConfigError, match="another process listens"):
-            claim_path("listen", UnixAddress(path))
-        assert path.exists()
+def bound(path: Path, kind: socket.SocketKind) -> socket.socket:
+    """Bind a socket; one of a stream listens."""
+    made = socket.socket(socket.AF_UNIX, kind)
+    made.bind(str(path))
+    if kind is socket.SOCK_STREAM:
+        made.listen(1)
+    return made
 
 
-@pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a FIFO"), (Path.mkdir, "a directory")])
-def test_path_is_refused_when_it_is_something_else(
-    tmp_path: Path, make: Callable[[Path], None], kind: str
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda path: path.write_text("data"), "the path is a file, not a socket"),
+        (os.mkfifo, "the path is a FIFO, not a socket; remove it"),
+        (Path.mkdir, "the path is a directory, not a socket; remove it"),
+        (lambda path: bound(path, socket.SOCK_STREAM), "another process listens"),
+        (
+            lambda path: bound(path, socket.SOCK_DGRAM),
+            "another process may have this socket: Protocol wrong type",
+        ),
+    ],
+    ids=["file", "fifo", "directory", "listener", "datagram socket"],
+)
+def test_path_is_refused_when_something_is_in_the_way(
+    tmp_path: Path, make: Callable[[Path], object], problem: str
 ) -> None:
-    """The error says what is in the way, and leaves it there."""
+    """The error says what it is, and leaves it there: a running service keeps its socket."""
     path = tmp_path / "x"
-    make(path)
+    made = make(path)
 
-    with pytest.raises(ConfigError, match=f"the path is {kind}, not a socket; remove it"):
+    with pytest.raises(ConfigError, match=problem):
         claim_path("listen", UnixAddress(path))
+
     assert path.exists()
-
-
-def test_path_is_refused_when_its_socket_is_of_another_kind(tmp_path: Path) -> None:
-    """Somebody's datagram socket cannot be asked, so it counts as alive."""
-    path = tmp_path / "x.sock"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as foreign:
-        foreign.bind(str(path))
-
-        with pytest.raises(ConfigError, match="another process may have this socket: Protocol wrong type"):
-            claim_path("listen", UnixAddress(path))
-        assert path.exists()
+    if isinstance(made, socket.socket):
+        made.close()
 
 
 def test_path_is_freed_when_its_process_is_dead(tmp_path: Path) -> None:
