@@ -116,7 +116,7 @@ class DecodeService(Service):
         self._journal = DecodeJournal(self._record)
         self._importer = Importer(geometry, loaded.storage, self._clock)
         self._cache = KVCache(geometry, loaded.num_pages)
-        self._step_loop = StepLoop(loaded.backend, self.break_off)
+        self._step_loop = StepLoop(loaded.backend)
         self._local = LocalEngine(
             loaded.ready.prefill, loaded.storage, self._clock, self._journal, self._changed
         )

@@ -15,11 +15,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from common.errors import Cancelled, InvariantViolation
-from common.runtime.invariants import raise_break
+from common.runtime.invariants import raise_break, raise_on
 from common.telemetry.logging import log_fields
 from decode_service.generate.backends.base import DecodeBackend
 from decode_service.generate.scheduler import Event, Scheduler, SchedulerStatistics
@@ -31,12 +30,9 @@ logger = logging.getLogger(__name__)
 class StepLoop:
     """The decoding thread."""
 
-    def __init__(
-        self, backend: DecodeBackend, on_invariant: Callable[[InvariantViolation], None] | None = None
-    ) -> None:
-        """Start the thread; `on_invariant` is called on the event loop when a bug of ours shows."""
+    def __init__(self, backend: DecodeBackend) -> None:
+        """Start the thread."""
         self._backend = backend
-        self._on_invariant = on_invariant
         self._loop = asyncio.get_running_loop()
         self._inbox: SimpleQueue[Sequence | None] = SimpleQueue()
         self._scheduler: Scheduler[Sequence] = Scheduler()
@@ -103,8 +99,8 @@ class StepLoop:
 
     def _report(self, error: BaseException) -> None:
         """Tell the service of a broken invariant; it has to stop."""
-        if isinstance(error, InvariantViolation) and self._on_invariant is not None:
-            self._loop.call_soon_threadsafe(self._on_invariant, error)
+        if isinstance(error, InvariantViolation):
+            raise_on(self._loop, error)
 
     def _post(self, events: list[Event[Sequence]]) -> None:
         for event in events:

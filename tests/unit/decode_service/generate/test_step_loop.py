@@ -129,6 +129,30 @@ async def test_a_thread_that_breaks_reaches_the_service(caplog: pytest.LogCaptur
         assert "step loop broke: IndexError" in str(await seen.get())
 
 
+class WrongBackend(CountingBackend):
+    """A backend that finds a bug of ours."""
+
+    def step(self, batch: Sequence[LaneStep]) -> Tensor:
+        """See `DecodeBackend`."""
+        raise InvariantViolation("page 3 has two owners")
+
+
+async def test_an_invariant_that_a_step_finds_broken_reaches_the_service(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nothing that the service holds can be trusted then; the lanes of the step fail all the same."""
+    caplog.set_level(logging.CRITICAL)
+    seen: asyncio.Queue[InvariantViolation] = asyncio.Queue()
+    watch_callbacks(asyncio.get_running_loop(), seen.put_nowait)
+    lane = make_lane("p", 3)
+    async with running(WrongBackend(GEOMETRY)) as loop:
+        start(loop, lane)
+
+        assert "page 3 has two owners" in str(await seen.get())
+        assert isinstance(await lane.error(), EngineFailed)
+        lane.leave()
+
+
 @pytest.mark.skipif(platform.machine() not in FUTEX, reason="the number of the system call is not known")
 async def test_an_idle_loop_sleeps_without_a_time_limit() -> None:
     """Nothing polls: the thread waits in the kernel until something is put into its queue."""
