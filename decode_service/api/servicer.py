@@ -45,7 +45,6 @@ class _Answer:
     """Set once it was read, before any token of it."""
 
     num_tokens: int = 0
-    is_named: bool = False
 
 
 class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
@@ -120,10 +119,10 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         """Write one message for tokens that came together."""
         request, tokens = answer.request, tuple(events)
         assert request is not None
-        answer.num_tokens += len(tokens)
         response = token_response(tokens, with_logprobs=request.sampling.logprobs is not None)
-        if not answer.is_named:
-            response.request_id, answer.is_named = request.request_id, True
+        if not answer.num_tokens:
+            response.request_id = request.request_id
+        answer.num_tokens += len(tokens)
         if tokens[-1].finish is not None:
             last_response(response, tokens[-1].finish, request, answer.num_tokens, answer.timeline)
         await context.write(response)
