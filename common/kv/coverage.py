@@ -58,14 +58,8 @@ class GroupCoverage:
 class CoverageStatistics:
     """What one transfer has placed so far."""
 
-    num_spans: int
-    """Placed in all groups, duplicates excluded."""
-
     num_duplicates: int
     """Spans counted and ignored."""
-
-    span_bytes: int
-    """Sum of the lengths of the placed spans, pads included."""
 
     groups: tuple[GroupCoverage, ...]
     """One per group, by group index."""
@@ -154,12 +148,7 @@ class Coverage:
     def statistics(self) -> CoverageStatistics:
         """Return what is placed now."""
         groups = tuple(self._group_coverage(group.group_index) for group in self._groups)
-        return CoverageStatistics(
-            num_spans=len(self._placed),
-            num_duplicates=self._num_duplicates,
-            span_bytes=sum(group.span_bytes for group in groups),
-            groups=groups,
-        )
+        return CoverageStatistics(self._num_duplicates, groups)
 
     def check_integrity(self) -> None:
         """Raise `InvariantViolation` when the parts of this object disagree."""

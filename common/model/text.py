@@ -73,12 +73,6 @@ class Tokenizer:
         """Ids this tokenizer can produce, added tokens included; logits may be longer."""
         return len(self._pretrained)
 
-    @property
-    def eos_id(self) -> int | None:
-        """The token that ends a text or a chat turn."""
-        eos_id: int | None = self._pretrained.eos_token_id
-        return eos_id
-
     def encode(self, text: str, *, max_tokens: int | None = None) -> list[int]:
         """Return the ids of a text, with the special tokens this model puts around one.
 

@@ -132,5 +132,5 @@ def test_converted_demo_is_an_ordinary_chat_model() -> None:
     )
 
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
-    assert loaded.tokenizer.eos_id in loaded.eos_ids
+    assert 2 in loaded.eos_ids
     assert loaded.tokenizer.decode(output[0, len(ids) :].tolist()) == "The capital of France is Paris."
