@@ -80,10 +80,10 @@ def _distinct_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tenso
     """Yield the tensors of the state in name order, one that shares its memory only the first time."""
     seen: set[tuple[Any, ...]] = set()
     for name, tensor in sorted(model.state_dict().items()):
-        place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
-        if tensor.numel() and place in seen:
+        memory = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
+        if tensor.numel() and memory in seen:
             continue
-        seen.add(place)
+        seen.add(memory)
         yield name, tensor
 
 

@@ -84,9 +84,8 @@ class Sampler:
         scores_K, token_ids_K = _narrowed(scaled_V, self._params)
         cumulative_K = torch.softmax(scores_K, 0).cumsum(0)
         point = torch.rand(1, generator=self._generator, dtype=torch.float64) * cumulative_K[-1]
-        place = int(torch.searchsorted(cumulative_K, point, right=True))
-        place = min(place, len(cumulative_K) - 1)
-        return place if token_ids_K is None else int(token_ids_K[place])
+        index = min(int(torch.searchsorted(cumulative_K, point, right=True)), len(cumulative_K) - 1)
+        return index if token_ids_K is None else int(token_ids_K[index])
 
     def _top(self, logits_V: Tensor, total: Tensor) -> tuple[tuple[int, float], ...]:
         count = min(self._params.logprobs or 0, len(logits_V))

@@ -34,9 +34,9 @@ _LOOK_AGAIN_S = 0.02
 
 
 async def measure_transfer(
-    client: AsyncClient, arm: Arm, prompt: Prompt, place: tuple[int, int]
+    client: AsyncClient, arm: Arm, prompt: Prompt, turn: tuple[int, int]
 ) -> TransferSample:
-    """Return one first token by one arm; `place` is (round, position in it)."""
+    """Return one first token by one arm; `turn` is (round, position in it)."""
     start_ns = time.monotonic_ns()
     first_ns, answer = 0, []
     responses = client.generate(
@@ -50,16 +50,16 @@ async def measure_transfer(
         raise CommandFailed(f"{arm.name}: {len(prompt)} tokens were sent, the service counts {last.usage}")
     if last.timings.clock_error:
         raise CommandFailed(f"{arm.name}: the clocks of the two services differ, so no stage can be compared")
-    return _transfer_sample(arm, last, (first_ns - start_ns) / 1e9, place)
+    return _transfer_sample(arm, last, (first_ns - start_ns) / 1e9, turn)
 
 
 def _transfer_sample(
-    arm: Arm, last: GenerateResponse, ttft_s: float, place: tuple[int, int]
+    arm: Arm, last: GenerateResponse, ttft_s: float, turn: tuple[int, int]
 ) -> TransferSample:
     timings = last.timings
     return TransferSample(
-        round_index=place[0],
-        position=place[1],
+        round_index=turn[0],
+        position=turn[1],
         arm=arm.name,
         prompt_tokens=last.usage.prompt_tokens,
         ttft_s=ttft_s,

@@ -118,8 +118,8 @@ async def _measure_transfers(bench: Bench) -> None:
             _note(f"first token of {num_tokens} tokens, {_round_text(round_index)}")
             for position, arm in enumerate(in_order(ARMS, round_index)):
                 prompt = bench.prompts.take(num_tokens)
-                place = (round_index, position)
-                bench.writer.write(await measure.measure_transfer(bench.client, arm, prompt, place))
+                turn = (round_index, position)
+                bench.writer.write(await measure.measure_transfer(bench.client, arm, prompt, turn))
                 await measure.wait_idle(bench.client)
 
 
