@@ -1,9 +1,7 @@
 """One session of the prefill service: what it says, what it keeps mapped, and when it is gone."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -23,20 +21,10 @@ from common.session.messages import (
 )
 from prefill_service.decode_peer import MAX_UNSAID
 from tests.support.factories import make_geometry
-from tests.support.prefill_peers import PeerDesk, make_peer_desk, spans_of, turns
+from tests.support.prefill_peers import PeerDesk, spans_of, turns
 from tests.support.sessions import NONCE, make_hello, make_identity, make_spans, make_start, make_totals
 
 pytestmark = pytest.mark.usefixtures("leak_check")
-
-
-@pytest.fixture
-async def desk(slab_dir: Path) -> AsyncIterator[PeerDesk]:
-    """A session that waits for Hello."""
-    with make_peer_desk(slab_dir) as desk:
-        yield desk
-        desk.peer.check_integrity()
-        desk.peer.close()
-        assert desk.idle == [desk.peer]
 
 
 async def test_hello_maps_the_slab_and_answers_with_its_nonce(desk: PeerDesk) -> None:

@@ -1,23 +1,11 @@
 """The jobs of one session: how they wait, and whose turn comes when they have ended."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 
 from common.errors import EngineFailed, InvariantViolation, LeaseExpired
-from tests.support.prefill_peers import PeerDesk, make_peer_desk
+from tests.support.prefill_peers import PeerDesk
 
 pytestmark = pytest.mark.usefixtures("leak_check")
-
-
-@pytest.fixture
-async def desk(slab_dir: Path) -> AsyncIterator[PeerDesk]:
-    """A session that waits for Hello."""
-    with make_peer_desk(slab_dir) as desk:
-        yield desk
-        desk.peer.check_integrity()
-        desk.peer.close()
 
 
 async def test_a_session_whose_job_found_no_credit_goes_last_until_a_job_of_it_ends_well(

@@ -1,9 +1,7 @@
 """What an operator is told of a prefill service."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,21 +10,13 @@ from common.wire.interceptor import CallStatistics
 from kvspan.v1 import transfer_pb2 as pb
 from prefill_service.job import Job
 from prefill_service.status import status_to_proto
-from tests.support.prefill_peers import SLAB_BYTES, PeerDesk, make_peer_desk
+from tests.support.prefill_peers import SLAB_BYTES, PeerDesk
 from tests.support.sessions import make_start
 
 pytestmark = pytest.mark.usefixtures("leak_check")
 
 SPAN_BYTES = 384
 CALLS = CallStatistics(num_exhausted=5, num_broken=3)
-
-
-@pytest.fixture
-async def desk(slab_dir: Path) -> AsyncIterator[PeerDesk]:
-    """A session that waits for Hello."""
-    with make_peer_desk(slab_dir) as desk:
-        yield desk
-        desk.peer.close()
 
 
 def status_of(desk: PeerDesk, running: Job | None = None) -> pb.PrefillServiceGetStatusResponse:

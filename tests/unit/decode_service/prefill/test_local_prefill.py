@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
@@ -24,6 +23,7 @@ from decode_service.request import Route
 from tests.support.decoding import GEOMETRY, make_request
 from tests.support.fakes import PatternEngine
 from tests.support.prefill_peers import turns
+from tests.support.requests import Gate
 
 if TYPE_CHECKING:
     from common.model.prefill import ChunkedPrefill
@@ -61,17 +61,6 @@ class Bench:
         reservation = Reservation(pages, self.freed.append)
         self._journal.reservation_made(reservation)
         return self.engine.begin(request, reservation, Timeline(0)), reservation
-
-    def hold(self) -> tuple[asyncio.Event, threading.Event]:
-        """Stop the engine at its next layer; returns what says that it stands there, and what lets it go."""
-        loop, entered, may_go = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
-
-        def on_layer(chunk: Range, layer: int) -> None:
-            loop.call_soon_threadsafe(entered.set)
-            may_go.wait(LONG_S)
-
-        self.pattern.on_layer = on_layer
-        return entered, may_go
 
 
 @asynccontextmanager
@@ -162,10 +151,10 @@ async def test_a_prompt_whose_engine_left_out_a_layer_is_not_whole() -> None:
 async def test_a_queued_prompt_that_is_given_up_ends_before_the_one_that_runs() -> None:
     """Lane and pages are not kept until the engine has come to it; the running one is not touched."""
     async with make_bench() as bench:
-        entered, may_go = bench.hold()
+        gate = Gate(bench.pattern)
         running, _ = bench.begin("abc")
         queued, reservation = bench.begin("defg")
-        await entered.wait()
+        await gate.entered()
 
         queued.abort(Cancelled("by the client"))
         async with asyncio.timeout(LONG_S):
@@ -174,7 +163,7 @@ async def test_a_queued_prompt_that_is_given_up_ends_before_the_one_that_runs() 
 
         assert reservation.holders == {Holder.CLIENT}
         assert bench.engine.backlog_tokens == 3
-        may_go.set()
+        gate.open()
         await running.wait()
         assert int(running.prove_complete().argmax()) == ord("d")
 
@@ -182,15 +171,15 @@ async def test_a_queued_prompt_that_is_given_up_ends_before_the_one_that_runs() 
 async def test_a_running_prompt_that_is_given_up_holds_its_pages_until_the_engine_has_ended() -> None:
     """Rule 4: until then it writes."""
     async with make_bench() as bench:
-        entered, may_go = bench.hold()
+        gate = Gate(bench.pattern)
         running, reservation = bench.begin()
-        await entered.wait()
+        await gate.entered()
 
         running.abort(Cancelled("by the client"))
         reservation.drop(Holder.CLIENT)
         await turns()
         assert reservation.holders == {Holder.ENGINE}
-        may_go.set()
+        gate.open()
 
         with pytest.raises(Cancelled):
             await running.wait()
@@ -212,16 +201,16 @@ async def test_giving_up_a_prompt_that_has_ended_changes_nothing() -> None:
 async def test_closing_takes_back_what_is_queued_and_stops_what_runs() -> None:
     """The pages of both are free before the thread's owner goes on."""
     async with make_bench() as bench:
-        entered, may_go = bench.hold()
+        gate = Gate(bench.pattern)
         prompts = [bench.begin(), bench.begin()]
-        await entered.wait()
+        await gate.entered()
         for _, reservation in prompts:
             reservation.drop(Holder.CLIENT)
 
         closing = asyncio.create_task(bench.engine.close())
         await turns()
         assert bench.freed == [prompts[1][1]]
-        may_go.set()
+        gate.open()
         await closing
 
         assert bench.freed == [prompts[1][1], prompts[0][1]]

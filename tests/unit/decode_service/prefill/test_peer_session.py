@@ -1,7 +1,6 @@
 """One session of the decode service: what it says, holds, gives back and abandons."""
 
 import os
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,19 +35,6 @@ pytestmark = pytest.mark.usefixtures("leak_check")
 
 CAUSE = Cancelled("by the client")
 LOST = PeerLost("the stream broke")
-
-
-@pytest.fixture
-async def desk(slab_dir: Path) -> AsyncIterator[SessionDesk]:
-    """An open session; at the end it is closed and must leave nothing."""
-    with make_session_desk(slab_dir) as desk:
-        await desk.open()
-        yield desk
-        desk.session.check_integrity()
-        desk.session.close(LOST)
-        desk.importer.finish()
-        assert desk.session.slots.is_unmapped
-        assert desk.num_slots == 0
 
 
 async def test_a_welcome_opens_the_session_and_unlinks_the_slab(slab_dir: Path) -> None:

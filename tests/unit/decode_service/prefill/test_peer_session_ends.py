@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,19 +31,6 @@ pytestmark = pytest.mark.usefixtures("leak_check")
 
 CAUSE = Cancelled("by the client")
 LOST = PeerLost("the stream broke")
-
-
-@pytest.fixture
-async def desk(slab_dir: Path) -> AsyncIterator[SessionDesk]:
-    """An open session; at the end it is closed and must leave nothing."""
-    with make_session_desk(slab_dir) as desk:
-        await desk.open()
-        yield desk
-        desk.session.check_integrity()
-        desk.session.close(LOST)
-        desk.importer.finish()
-        assert desk.session.slots.is_unmapped
-        assert desk.num_slots == 0
 
 
 @pytest.mark.parametrize("producer_first", [True, False])

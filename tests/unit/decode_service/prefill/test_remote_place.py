@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,18 +23,6 @@ ROOM = SLAB_BYTES - 4096
 
 TOKEN_BYTES = 384
 """Of KV in the session's geometry: two layers, three heads of eight float32, keys and values."""
-
-
-@pytest.fixture
-async def desk(slab_dir: Path) -> AsyncIterator[SessionDesk]:
-    """An open session; at the end it is closed and must leave nothing."""
-    with make_session_desk(slab_dir) as desk:
-        await desk.open()
-        yield desk
-        desk.session.check_integrity()
-        desk.session.close(LOST)
-        desk.importer.finish()
-        assert desk.num_slots == 0
 
 
 def make_place(desk: SessionDesk) -> RemotePlace:
