@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import EngineFailed, InvariantViolation
 from common.kv.ranges import Range
-from common.session.messages import PrefillCancelled, PrefillDone, PrefillFailed
+from common.session.messages import PrefillDone, PrefillFailed
 from prefill_service.engine_loop import EngineLoop
 from prefill_service.job import Job
 from prefill_service.queue import JobQueue
@@ -115,21 +115,6 @@ async def test_whatever_an_engine_raises_fails_that_job_alone(
         assert failed.reason == EngineFailed.code
         assert text in failed.message
         assert isinstance(done, PrefillDone)
-
-
-async def test_a_cancelled_job_stops_at_the_next_layer(slab_dir: Path) -> None:
-    """And the job behind it runs to its end."""
-    async with make_bench(slab_dir) as bench:
-        bench.hold()
-        await bench.first.start()
-        await bench.entered.wait()
-        await bench.second.start()
-
-        bench.first.cancel()
-        bench.may_go.set()
-
-        assert await bench.first.said(1) == [PrefillCancelled(21, 1)]
-        assert isinstance((await bench.second.said(7))[-1], PrefillDone)
 
 
 async def test_cancelling_the_loop_tells_the_engine_to_stop(slab_dir: Path) -> None:

@@ -1,8 +1,6 @@
 """One prompt on the engine's thread."""
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +10,6 @@ from common.errors import Cancelled, EngineFailed, SpanOutOfRange
 from common.kv.digest import DigestKind
 from common.kv.ranges import Range
 from common.kv.spans import Span
-from common.runtime.clock import SystemClock
 from common.session.messages import SourceTimings, TransferMode
 from prefill_service.job import Job, run_job
 from prefill_service.span_writer import SlotTarget
@@ -24,9 +21,6 @@ from tests.support.sessions import GRANULARITY, PROMPT, make_start, make_totals
 SLOT = Range(4096, 12_288)
 RING = Range(4096, 4096 + 384)
 """Room for one span of two tokens in one layer."""
-
-FOREVER_S = 20.0
-"""Longer than any test may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,40 +98,6 @@ def test_a_job_that_ends_badly_lets_go_of_the_slot(
     with pytest.raises(error):
         run_job(job, engine, GRANULARITY, ManualClock())
 
-    assert_released(job)
-
-
-@pytest.mark.parametrize("mode", [TransferMode.STREAM, TransferMode.WHOLE])
-def test_a_job_in_a_ring_goes_on_when_credit_comes_back(mode: TransferMode) -> None:
-    """Its slot holds one span at a time, and is used once for each."""
-    told: list[Span] = []
-    job = make_job(told, RING, mode)
-
-    def hear(span: Span) -> None:
-        told.append(span)
-        job.return_credit(span.sequence)
-
-    job.target = replace(job.target, seal=hear)
-    result = run_job(job, make_engine(), GRANULARITY, ManualClock())
-
-    assert [span.offset for span in told] == [RING.start] * 6
-    assert result.totals == make_totals(told)
-    assert_released(job)
-
-
-def test_a_job_given_up_while_it_waits_for_credit_ends_at_once() -> None:
-    """However long its bound; whoever gives it up need not know that it waits."""
-    told = threading.Event()
-    job = replace(make_job([], RING), credit_wait_s=FOREVER_S)
-    job.target = replace(job.target, seal=lambda span: told.set())
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        run = pool.submit(run_job, job, make_engine(), GRANULARITY, SystemClock())
-        assert told.wait(FOREVER_S)
-
-        job.give_up()
-
-        with pytest.raises(Cancelled):
-            run.result(FOREVER_S)
     assert_released(job)
 
 
