@@ -17,8 +17,8 @@ from typing import Any
 from common.slab.segment import SlabSegment
 from common.wire.channel import make_channel
 from kvspan.client import AsyncClient
+from kvspan.v1 import decode_pb2, transfer_pb2_grpc
 from kvspan.v1 import transfer_pb2 as pb
-from kvspan.v1 import transfer_pb2_grpc
 from tests.faults.calls import ORDINARY, VICTIMS, Request
 from tests.faults.checks import Checks
 from tests.faults.hostile import HostilePrefill
@@ -27,6 +27,7 @@ from tests.faults.processes import LIMIT_S, eventually
 from tests.faults.scripts import UNDRAINED
 from tests.faults.services import Cluster, Shape
 from tests.faults.strange import has_met, has_parted, survivor
+from tests.faults.strangers import INVALID, call
 from tests.faults.table import Verdict
 
 NUM_DESCRIPTORS, NUM_IDLE = 256, 400
@@ -35,6 +36,8 @@ NUM_IN_BURST = 300
 
 HELD_UP_S = 0.3
 """Longer than the pause before a second attempt to connect."""
+
+NUM_CHATS = 3
 
 NUM_GREEDY, GREEDY_SLOT_BYTES = 8, 64 << 10
 """Prompts that never get credit; each could hold the engine for 2 s."""
@@ -90,6 +93,20 @@ async def play_newcomer(cluster: Cluster, checks: Checks, verdict: Verdict) -> N
         await asked
 
 
+async def play_templates(cluster: Cluster, checks: Checks, verdict: Verdict) -> None:
+    """Send chats whose template does not end: each is refused, and others are answered meanwhile."""
+    turns = [{"role": "user", "content": "hi"}] * 2
+    message = decode_pb2.GenerateRequest(chat=decode_pb2.ChatPrompt(messages=turns)).SerializeToString()
+    async with survivor(cluster, checks, verdict):
+        chats = [asyncio.create_task(call(cluster.address("decode0"), message)) for _ in range(NUM_CHATS)]
+        await _ask(cluster.clients[0], cluster, checks, verdict)
+        if any(chat.done() for chat in chats):
+            verdict.wrong.append("the others waited for a template")
+        ends = [str(outcome) for outcome in await asyncio.gather(*chats)]
+    if set(ends) != {INVALID}:
+        verdict.wrong.append(f"chats ended as {ends}")
+
+
 async def play_greedy(cluster: Cluster, checks: Checks, verdict: Verdict) -> None:
     """Let another decode service ask for long prompts and never give a byte of its slab back."""
     async with survivor(cluster, checks, verdict), _greedy_session(cluster):
@@ -105,15 +122,15 @@ async def _greedy_session(cluster: Cluster) -> AsyncIterator[None]:
             me = Impostor(
                 slab, (await stub.GetCapabilities(pb.PrefillServiceGetCapabilitiesRequest())).identity
             )
-            call: Any = stub.Transfer()
-            await call.write(me.hello())
+            stream: Any = stub.Transfer()
+            await stream.write(me.hello())
             for index in range(NUM_GREEDY):
-                await call.write(_greedy_start(me, index))
+                await stream.write(_greedy_start(me, index))
             async with asyncio.timeout(LIMIT_S):
-                while (await call.read()).WhichOneof("message") != "kv_span":
+                while (await stream.read()).WhichOneof("message") != "kv_span":
                     pass
             yield
-            call.cancel()
+            stream.cancel()
 
 
 def _greedy_start(me: Impostor, index: int) -> pb.TransferRequest:
@@ -188,5 +205,6 @@ CROWDS = {
     "burst above every limit": Crowd(play_burst),
     "decode without credit": Crowd(play_greedy),
     "new client of a service held up": Crowd(play_newcomer),
+    "template that spins": Crowd(play_templates),
     "idle connections": Crowd(play_idle, Shape(num_descriptors=NUM_DESCRIPTORS)),
 }

@@ -32,6 +32,13 @@ CONSTANTS = {
     "decode_service.prefill.prefill_client.LONGEST_PAUSE_S": 0.3,
     "decode_service.prefill.peer_connection.HANDSHAKE_S": 2.0,
     "decode_service.prefill.session_transfers.DRAIN_LIMIT_S": 6.0,
+    # Asked for by nobody but `crowds.py`; the trial at start has one turn.
+    "common.model.tiny._CHAT_TEMPLATE": (
+        "{% if messages | length > 1 %}"
+        + "{% for one in range(99999) %}" * 4
+        + "{% endfor %}" * 4
+        + "{% endif %}hi"
+    ),
 }
 
 
