@@ -39,8 +39,8 @@ HELD_UP_S = 0.3
 
 NUM_CHATS = 3
 
-NUM_GREEDY, GREEDY_SLOT_BYTES = 8, 64 << 10
-"""Prompts that never get credit; each could hold the engine for 2 s."""
+NUM_GREEDY, GREEDY_SLOT_BYTES = 16, 64 << 10
+"""Prompts that never get credit; each holds the engine for a second while others wait."""
 
 IN_TURN_S = 8.0
 """Less than all of them would take together."""
@@ -115,7 +115,7 @@ async def play_greedy(cluster: Cluster, checks: Checks, verdict: Verdict) -> Non
 
 @asynccontextmanager
 async def _greedy_session(cluster: Cluster) -> AsyncIterator[None]:
-    """Have a session in which the engine waits for credit."""
+    """Have a session in which the engine waits for credit; it says nothing else, which must not end it."""
     with _slab(cluster, (NUM_GREEDY + 1) * GREEDY_SLOT_BYTES) as slab:
         async with make_channel(cluster.address("prefill0")) as channel:
             stub = transfer_pb2_grpc.PrefillServiceStub(channel)
@@ -154,30 +154,35 @@ def _slab(cluster: Cluster, num_bytes: int) -> Iterator[SlabSegment]:
 
 
 async def play_undrained(hostile: HostilePrefill, cluster: Cluster, checks: Checks, verdict: Verdict) -> None:
-    """Let a prompt never drain while a neighbour of its session is copied: another session opens beside."""
-    decode = cluster.decodes[0]
+    """Let a prompt never drain while a neighbour of its session is computed: another one opens beside."""
+    prefill = cluster.prefills[0]
     hostile.script = UNDRAINED
     await eventually(lambda: has_met(cluster, UNDRAINED))
     num_sessions = (await cluster.status()).peers[0].num_sessions
     async with survivor(cluster, checks, verdict):
         first = Request(cluster.clients[0], VICTIMS[0])
-        await eventually(lambda: _num_transfers(cluster))
-        await decode.arm("import")
+        await eventually(lambda: _has_transfers(cluster, 1))
+        # The other peer has as many prompts then, and of two alike the first is taken.
+        await prefill.arm("seal")
+        elsewhere = Request(cluster.clients[0], VICTIMS[2])
+        await prefill.passed("seal")
         neighbour = Request(cluster.clients[0], VICTIMS[1])
-        await decode.passed("import")
+        await eventually(lambda: _has_transfers(cluster, 2))
         first.cancel()
         await eventually(lambda: _num_sessions_after(cluster, num_sessions))
-        decode.open("import")
+        hostile.is_late = True
+        prefill.open("seal")
+        await elsewhere.outcome()
         verdict.outcome = str(await neighbour.outcome())
-    hostile.script = None
+    hostile.script, hostile.is_late = None, False
     hostile.end_sessions()
     if verdict.outcome != "OK":
         verdict.wrong.append(f"neighbour: {verdict.outcome}")
     await eventually(lambda: has_parted(cluster))
 
 
-async def _num_transfers(cluster: Cluster) -> int:
-    return (await cluster.status()).peers[0].num_transfers
+async def _has_transfers(cluster: Cluster, count: int) -> bool:
+    return (await cluster.status()).peers[0].num_transfers == count
 
 
 async def _num_sessions_after(cluster: Cluster, before: int) -> int:
@@ -203,7 +208,7 @@ class Crowd:
 
 CROWDS = {
     "burst above every limit": Crowd(play_burst),
-    "decode without credit": Crowd(play_greedy),
+    "decode without credit": Crowd(play_greedy, Shape(silence_limit_s=LIMIT_S)),
     "new client of a service held up": Crowd(play_newcomer),
     "template that spins": Crowd(play_templates),
     "idle connections": Crowd(play_idle, Shape(num_descriptors=NUM_DESCRIPTORS)),

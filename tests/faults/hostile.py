@@ -58,6 +58,11 @@ def unchanged(messages: Messages) -> Messages:
     return messages
 
 
+def nothing(messages: Messages) -> Messages:
+    """Send nothing."""
+    return []
+
+
 @dataclass(frozen=True, slots=True)
 class Script:
     """What the peer does wrong, and what the victim must see."""
@@ -82,6 +87,9 @@ class Script:
     is_held: bool = False
     """Whether copies of the victim are held until decode has heard all that the peer says of it."""
 
+    late: Change = nothing
+    """Chooses what of honest messages is said at a ping, once `HostilePrefill.is_late`."""
+
     lies_about_time: bool = False
     """Whether decode must mark the times of the victim as a clock error."""
 
@@ -94,6 +102,9 @@ class HostilePrefill:
 
     def __init__(self, address: str, identity: geometry_pb2.PeerIdentity, slab_dir: Path) -> None:
         self.script: Script | None = None
+        self.is_late = False
+        """Whether the time has come for what scripts say late."""
+
         self._address = address
         self._identity = IDENTITY.read("identity", identity)
         self._slab_dir = slab_dir
@@ -195,6 +206,8 @@ class _Session:
         self._script = script
         self._context = context
         self._slab: SlabSegment | None = None
+        self._late: Messages = []
+        # Invariant: what was not said yet and will be.
 
     async def serve(self) -> None:
         """Answer what comes until the stream ends."""
@@ -214,9 +227,12 @@ class _Session:
                 return self._script.greet([self._owner.welcome(self._slab)])
             case StartPrefill() if self._slab is not None:
                 geometry = self._owner.offer().identity.geometry
-                return self._script.answer(answer(message, self._slab, geometry))
+                honest = answer(message, self._slab, geometry)
+                self._late += self._script.late(honest)
+                return self._script.answer(honest)
             case Ping(number):
-                return [to_proto(Pong(number))]
+                late, self._late = (self._late, []) if self._owner.is_late else ([], self._late)
+                return [to_proto(Pong(number)), *late]
         return []
 
 

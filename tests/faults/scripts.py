@@ -150,12 +150,13 @@ FAILED = pb.TransferResponse(
 )
 
 
-def _first_never_ends(messages: Messages) -> Messages:
-    """Leave the end of the first prompt of a session out."""
-    return messages[:-1] if messages[0].prefill_accepted.transfer_id == 1 else messages
+def _end_of_second(messages: Messages) -> Messages:
+    """Return PrefillDone of the second prompt of a session alone."""
+    return messages[-1:] if messages[0].prefill_accepted.transfer_id == 2 else []
 
 
-UNDRAINED = Script("first never drains", "OK", _first_never_ends)
+UNDRAINED = Script("first never drains", "OK", lambda m: m[:-1], late=_end_of_second)
+"""The first prompt never ends, the second one late."""
 
 SCRIPTS = (
     Script("honest", "OK"),
