@@ -90,9 +90,12 @@ def test_a_cancel_of_no_live_job_is_counted_and_ignored(cancel: CancelPrefill) -
     assert session.span_written(SPANS[0]) == (Send(SpanSealed(SPANS[0])),)
 
 
-def test_spans_of_a_cancelled_job_are_dropped() -> None:
-    """What was written after the cancel is never told."""
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_spans_of_a_cancelled_job_are_dropped(has_ended: bool) -> None:
+    """What was written after the cancel is never told, nor after the terminal message."""
     session = make_stopping_job()
+    if has_ended:
+        finish_job(session)
 
     assert session.span_written(SPANS[0]) == ()
     assert session.statistics().dropped_spans == 1
