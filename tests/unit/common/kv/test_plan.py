@@ -7,6 +7,9 @@ from common.kv.ranges import Range
 from tests.support.factories import make_geometry, make_hybrid_geometry
 
 
+ONE_LAYER_OF_A_CHUNK = 4 * 192
+
+
 @pytest.mark.parametrize(
     ("chunk_tokens", "min_span_bytes", "max_span_bytes", "problem"),
     [
@@ -36,6 +39,15 @@ def test_each_layer_is_a_span_when_nothing_has_to_be_merged() -> None:
     )
     assert plan.total_bytes == 2688
     assert plan.num_spans == 4
+
+
+def test_layers_do_not_merge_above_the_maximum() -> None:
+    """The maximum wins over the minimum."""
+    limit = 3 * ONE_LAYER_OF_A_CHUNK - 64
+
+    plan = plan_spans(make_geometry(num_layers=5), 0, 4, SpanGranularity(4, limit, limit))
+
+    assert [len(span.layers) for span in plan] == [2, 2, 1]
 
 
 def test_spans_stay_on_the_absolute_grid_when_the_export_starts_inside_a_chunk() -> None:
