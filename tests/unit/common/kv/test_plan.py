@@ -50,6 +50,15 @@ def test_layers_do_not_merge_above_the_maximum() -> None:
     assert [len(span.layers) for span in plan] == [2, 2, 1]
 
 
+def test_the_pad_of_a_piece_counts_towards_the_maximum() -> None:
+    """Two tokens of 40 bytes are below 100, and 128 with their pad, so each is a span of its own."""
+    geometry = make_geometry(num_layers=1, num_kv_heads=1, head_dim=5)
+
+    plan = plan_spans(geometry, 0, 3, SpanGranularity(4, 0, 100))
+
+    assert [(len(span.tokens), span.length) for span in plan] == [(1, 64)] * 3
+
+
 def test_spans_stay_on_the_absolute_grid_when_the_export_starts_inside_a_chunk() -> None:
     """The first chunk is carried in part and the grid does not move."""
     plan = plan_spans(make_geometry(num_layers=1), 6, 11, SpanGranularity(4, 0, 4096))
