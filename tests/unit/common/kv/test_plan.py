@@ -6,7 +6,6 @@ from common.kv.plan import PlannedSpan, SpanGranularity, plan_spans
 from common.kv.ranges import Range
 from tests.support.factories import make_geometry, make_hybrid_geometry
 
-
 ONE_LAYER_OF_A_CHUNK = 4 * 192
 
 
