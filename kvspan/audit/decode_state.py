@@ -30,7 +30,7 @@ class AuditedSession:
 
     is_closed: bool = False
     slots: dict[int, tuple[int, Range]] = field(default_factory=dict)
-    """Answer and extent of the leased slots, by id."""
+    """Generation and extent of the leased slots, by id."""
 
     transfers: dict[int, AuditedTransfer] = field(default_factory=dict)
     """Those that have started and not drained."""
