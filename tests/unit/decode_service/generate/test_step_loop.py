@@ -98,11 +98,11 @@ async def test_a_lane_that_fails_alone_is_logged_with_its_request(caplog: pytest
 
 async def test_stopping_ends_every_sequence() -> None:
     """Active lanes are retired, so that their pages can come back; nobody waits for ever."""
-    held, lanes = HeldBackend(), [make_lane("p", 20_000), make_lane("A", 20_000)]
+    held, lanes = HeldBackend(), [make_lane("p", 200_000), make_lane("A", 200_000)]
     async with running(held.backend) as loop:
         start(loop, *lanes)
         await held.entered()
-        held.let_go(50_000)
+        held.let_go(250_000)
 
     for lane in lanes:
         assert isinstance(await lane.error(), Cancelled)
