@@ -8,9 +8,9 @@ session. Transfers are keyed by an id that decode chose, never by the client's n
     NEW --greet--> GREETING --welcome--> OPEN --go_away--> LEAVING --last_ended--> LEFT --close--> CLOSED
      +---- close ----+------- close ------+------- close -----+------------------------------------->
 
-A peer that shuts down says GoAway. Decode then starts nothing, and half-closes once the peer has said of
-each transfer how it ended. So the peer ends the stream after everything it said was read, and no message of
-ours meets a closed stream, which would lose what was not read yet.
+A peer that shuts down says GoAway, or of a prompt that it takes none. Decode then starts nothing, and
+half-closes once the peer has said of each transfer how it ended. So the peer ends the stream after everything
+it said was read, and no message of ours meets a closed stream, which would lose what was not read yet.
 
 Ownership: one object per stream, used on the event loop only.
 Not here: gRPC, memory, threads, time (`decode_service/prefill/peer_connection.py`); reserving and publishing.
@@ -261,6 +261,17 @@ class DecodeSession:
         self._pings += 1
         return (Send(Ping(self._pings)),)
 
+    def leave(self, cause: str) -> tuple[DecodeAction, ...]:
+        """Start nothing more: the peer shuts down, as it said by GoAway or of a prompt; only once.
+
+        Whatever it said, we end the session: else a peer that says no more would keep it, and take nothing.
+        """
+        if self._state is not SessionState.OPEN:
+            return ()
+        self._step(SessionEvent.GO_AWAY)
+        left = SessionLeaving(PeerLost(f"the prefill service ends the session: {cause}"))
+        return (left, *self._leave())
+
     def _welcomed(self, message: Welcome) -> tuple[DecodeAction, ...]:
         if self._state is not SessionState.GREETING:
             raise RemoteProtocolError("one Welcome per session", state=self._state.value, event="Welcome")
@@ -270,14 +281,8 @@ class DecodeSession:
         return (SessionOpened(),)
 
     def _sent_away(self, message: GoAway) -> tuple[DecodeAction, ...]:
-        if self._state is not SessionState.OPEN:
-            self._unknown += 1
-            return ()
-        self._step(SessionEvent.GO_AWAY)
-        return (
-            SessionLeaving(PeerLost(f"the prefill service ends the session: {message.cause}")),
-            *self._leave(),
-        )
+        self._unknown += self._state is not SessionState.OPEN
+        return self.leave(message.cause)
 
     def _leave(self) -> tuple[DecodeAction, ...]:
         """Say the last word once the peer has said of every transfer that it writes no more."""

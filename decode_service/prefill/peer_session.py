@@ -195,9 +195,9 @@ class PeerSession:
     def _follow(self, action: DecodeAction) -> None:
         """Do what the end of a transfer means to the session."""
         match action:
-            case TransferFailed(_, PeerUnavailable()):
-                # A peer that shuts down may say so of one prompt before its GoAway is here.
-                self._leave()
+            case TransferFailed(_, PeerUnavailable() as error):
+                # A peer that shuts down may say so of one prompt before its GoAway is here, or without any.
+                self._carry_out(self._machine.leave(str(error)))
             case TransferDrained():
                 self._context.on_change()
             case _:

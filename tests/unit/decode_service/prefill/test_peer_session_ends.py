@@ -13,6 +13,7 @@ from common.errors import (
     KVSpanError,
     PeerLost,
 )
+from common.session.decode_side import SessionState
 from common.session.messages import GoAway, PrefillFailed
 from decode_service.prefill.session_transfers import DRAIN_LIMIT_S
 from tests.support.decode_sessions import (
@@ -283,6 +284,20 @@ async def test_a_peer_that_drains_gets_no_new_transfer(desk: SessionDesk) -> Non
     running.prefill.abort(CAUSE)
     desk.cancelled(running)
     leave(running)
+
+
+async def test_a_peer_that_shuts_down_without_a_go_away_gets_the_last_word(
+    desk: SessionDesk,
+) -> None:
+    """It says so of a prompt alone: else the session would stay, take nothing and never end."""
+    refused = await requested(desk)
+
+    desk.session.receive(PrefillFailed(refused.start.transfer_id, 1, "SHUTTING_DOWN", "shutting down"))
+
+    assert await desk.said() == [None]
+    assert desk.session.statistics().state is SessionState.LEFT
+    leave(refused)
+    assert refused.is_free
 
 
 async def test_a_peer_that_drains_gets_no_more_prompts_and_the_last_word(desk: SessionDesk) -> None:
