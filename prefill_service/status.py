@@ -74,7 +74,8 @@ def _running(job: Job, now_ns: int) -> pb.RunningPrefill:
 
 
 def _since(start_ns: int, now_ns: int) -> Duration:
-    return duration((now_ns - start_ns) / 1e9)
+    # The engine's thread may have begun just after we looked at the clock.
+    return duration(max(0, now_ns - start_ns) / 1e9)
 
 
 def _totals(totals: Totals, live: Sequence[PrefillSessionStatistics]) -> pb.PrefillTotals:

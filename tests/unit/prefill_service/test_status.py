@@ -76,6 +76,18 @@ async def test_the_running_prompt_is_named_as_in_the_logs(desk: PeerDesk) -> Non
     await desk.run(job)
 
 
+async def test_a_prompt_begun_after_the_look_at_the_clock_has_run_for_no_time(desk: PeerDesk) -> None:
+    """Its thread may begin in that moment; a time below zero would be a lie."""
+    await desk.greet()
+    desk.peer.receive(make_start(21))
+    job = desk.take()
+    job.started_ns = 11
+
+    assert status_of(desk, job).running.run_time.ToNanoseconds() == 0
+
+    await desk.run(job)
+
+
 async def test_a_prompt_that_waits_for_credit_is_shown_so(desk: PeerDesk) -> None:
     """With the spans that decode has not released."""
     await desk.greet()
