@@ -159,6 +159,8 @@ class Attempts:
             request = replace(request, route=Route.LOCAL)
         following = attempt.following(request)
         if policy is LossPolicy.RETRY:
+            # The others go at once: LOCAL has its place, and what was turned away is refused by admission if
+            # there is no other place.
             await self._owners.router.wait_for_place(request.prompt_len, following.wish, REOPEN_WAIT_S)
         self._counts.retried += 1
         fields = log_fields(request_id=request.request_id, attempt=following.number, cause=str(error))
@@ -203,6 +205,7 @@ class Attempts:
             return await begun
         except asyncio.CancelledError as error:
             self._owners.admission.withdraw(ticket)
+            # Granted in the turn in which its call was cancelled: nobody else will ever take what it began.
             if begun.done() and not begun.cancelled() and begun.exception() is None:
                 begun.result().give_up(error)
             raise
@@ -212,6 +215,7 @@ class Attempts:
         reservation, place = grant.reservation, grant.place
         self._owners.journal.reservation_made(reservation)
         if begun.done():
+            # Cancelled in this very turn, before it could withdraw its ticket.
             reservation.drop(Holder.CLIENT)
             return
         attempt.place = place

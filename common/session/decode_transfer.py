@@ -63,6 +63,7 @@ class DecodeTransfer:
         self._vocab_size = vocab_size
         self._state = TransferState.RESERVED
         self._error: KVSpanError | None = None
+        # Invariant: set exactly in ABORTING and ENDED, by the event that led there; never set twice (rule 6).
         self._late_events = 0
 
     @property
@@ -110,6 +111,7 @@ class DecodeTransfer:
         """Record that the copy of one span has ended and its digest matched."""
         self._spans.copy_ended(sequence)
         if self._state in OVER:
+            # Not released: credit would let the producer write where nothing is read any more.
             return self._drain()
         self._spans.release(sequence)
         credit = Send(ReleaseSpan(self.transfer_id, self.attempt, sequence))
@@ -133,6 +135,7 @@ class DecodeTransfer:
         self._step(TransferEvent.ABORT)
         self._error = error
         cancel = CancelPrefill(self.transfer_id, self.attempt, error.code)
+        # A producer that has ended would count the cancel as unknown; one that is lost cannot hear it.
         sends = () if self._producer.has_ended else (Send(cancel),)
         return (*sends, TransferFailed(self.transfer_id, error), *self._drain())
 
@@ -175,6 +178,7 @@ class DecodeTransfer:
             require_generation(self._start, message.generation)
         except StaleGeneration as error:
             return self.refuse(error)
+        # Before any check that may fail: whatever is wrong with what it says, it writes no more.
         self._producer.end()
         if self._state in BEYOND_PEER:
             return (*self._count_late(), *self._drain())
@@ -213,6 +217,7 @@ class DecodeTransfer:
             raise RemoteProtocolError(error.rule, state=error.state, event=error.event) from error
 
     def _complete(self) -> tuple[DecodeAction, ...]:
+        # Both witnesses, in either order: the last copy may end before Done comes, or after it.
         if self._state is not TransferState.ENDING or self._spans.num_in_flight:
             return ()
         self._step(TransferEvent.IMPORTED)

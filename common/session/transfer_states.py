@@ -54,12 +54,15 @@ class TransferEvent(enum.Enum):
 
 _S, _E = TransferState, TransferEvent
 TRANSITIONS: dict[tuple[TransferState, TransferEvent], TransferState] = {
+    # The producer's part. A span before the acceptance is illegal: a producer that refuses has none.
     (_S.RESERVED, _E.START): _S.REQUESTED,
     (_S.REQUESTED, _E.ACCEPTED): _S.STREAMING,
     (_S.STREAMING, _E.SPAN): _S.STREAMING,
     (_S.STREAMING, _E.DONE): _S.ENDING,
+    # Ours. COMPLETE and PUBLISHED differ, as a client may leave between the last copy and publication.
     (_S.ENDING, _E.IMPORTED): _S.COMPLETE,
     (_S.COMPLETE, _E.PUBLISH): _S.PUBLISHED,
+    # Before Done either side can end it badly; ABORTING lasts until no byte moves (rule 4).
     (_S.RESERVED, _E.ABORT): _S.ABORTING,
     (_S.REQUESTED, _E.ABORT): _S.ABORTING,
     (_S.STREAMING, _E.ABORT): _S.ABORTING,

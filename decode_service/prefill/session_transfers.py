@@ -87,6 +87,7 @@ class SessionTransfers:
         self._held: dict[int, HeldTransfer] = {}
         # Invariant: keys are the transfers that the machine counts as not drained.
         self._next_transfer_id = 1
+        # Invariant: above every id used in this session; an id is never used twice, also after its drain.
         self._num_clock_errors = 0
 
     @property
@@ -143,6 +144,7 @@ class SessionTransfers:
             outcome,
             PeerTimes(self._clock.now_ns()),
         )
+        # Held before StartPrefill is on its way: from then on the producer may write (rule 1).
         reservation.hold(Holder.PRODUCER)
         self._held[start.transfer_id] = held
         self._journal.transfer_started(start, reservation, required)
@@ -259,6 +261,7 @@ class SessionTransfers:
         outcome = held.error.code if held.error is not None else "published"
         fields = log_fields(**self._names(held), outcome=outcome, spans=len(held.timeline.spans))
         logger.info("transfer.drained", extra=fields)
+        # The one place where slab bytes and the producer's hold on pages come back (rule 4).
         self._slots.free(held.slot)
         held.reservation.drop(Holder.PRODUCER)
 
