@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -23,27 +22,18 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300), pytest.mark.us
 LIMIT, NUM_IDLE = 256, 400
 
 
-def limit_descriptors() -> None:
-    """Run in the service before it starts."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
+# A shell sets the limit. A `preexec_fn` would run in a fork of this process, in which grpc may go on polling
+# and end it before it has become the service.
+LIMITED = ("sh", "-c", f'ulimit -n {LIMIT}; exec "$@"', "sh")
 
 
 @contextlib.asynccontextmanager
 async def running_decode(log: Path) -> AsyncIterator[str]:
     """Yield the address of a decode service that may have LIMIT descriptors."""
-    command = [
-        sys.executable,
-        "-m",
-        "kvspan.cli",
-        "decode",
-        "--model",
-        "tiny:llama",
-        "--listen",
-        "127.0.0.1:0",
-    ]
+    decode = ("-m", "kvspan.cli", "decode", "--model", "tiny:llama", "--listen", "127.0.0.1:0")
     with log.open("wb") as stderr:
         process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=stderr, preexec_fn=limit_descriptors
+            *LIMITED, sys.executable, *decode, stdout=asyncio.subprocess.PIPE, stderr=stderr
         )
     try:
         assert process.stdout is not None
