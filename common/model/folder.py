@@ -15,8 +15,10 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 from common.errors import ConfigError
+from common.excerpt import excerpt
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
@@ -26,6 +28,9 @@ _READ = (
     "chat_template*", "model*.safetensors*", "pytorch_model*.bin*",
 )  # fmt: skip
 """What loading reads of a folder, as far as it is there."""
+
+_OBJECTS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+"""Small files of JSON objects; a library takes some that are none for absent."""
 
 _WEIGHTS = (
     "model.safetensors",
@@ -58,6 +63,8 @@ def check_readable(spec: str, folder: Path) -> None:
 
 def check_complete(spec: str, folder: Path) -> None:
     """Raise `ConfigError` unless tokenizer and weights are there, every part that an index names included."""
+    for name in _OBJECTS:
+        read_object(spec, folder / name)
     if not (folder / TOKENIZER).exists():
         way_out = "save one there with save_pretrained of transformers' tokenizer"
         raise ConfigError("model", spec, f"the folder has no {TOKENIZER}; {way_out}")
@@ -69,6 +76,22 @@ def check_complete(spec: str, folder: Path) -> None:
     missing = [name for name in _parts(spec, found) if not (folder / name).exists()]
     if missing:
         raise ConfigError("model", spec, f"the folder lacks {missing[0]}, which {found.name} names")
+
+
+def read_object(spec: str, path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file, an empty one where there is no file.
+
+    Raises: `ConfigError` when the file holds anything else.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError) as error:
+        raise ConfigError("model", spec, f"{path.name} is no JSON: {excerpt(str(error))}") from error
+    if not isinstance(content, dict):
+        raise ConfigError("model", spec, f"{path.name} is no JSON object: {excerpt(json.dumps(content))}")
+    return content
 
 
 def _parts(spec: str, index: Path) -> list[str]:

@@ -29,6 +29,7 @@ from common.model.demo import DEMO_NAME, cache_folder, ensure_demo_checkpoint
 from common.model.describe import check_against, describe, text_config
 from common.model.fingerprint import config_fields, fingerprint
 from common.model.folder import CONFIG, TOKENIZER, check_complete
+from common.model.generation import EndTokens, end_ids, unused_defaults
 from common.model.progress import shown_progress
 from common.model.source import ModelSource, SourceKind, parse_source
 from common.model.text import Tokenizer
@@ -77,6 +78,9 @@ class LoadedModel:
     max_context: int
     """Tokens of prompt and output together that the position encoding was made for."""
 
+    notes: tuple[str, ...]
+    """What the folder says that is not obeyed, or is obeyed otherwise than people may think; for the log."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
@@ -106,6 +110,10 @@ def load_model(spec: str, dtype: str, page_tokens: int, progress: bool) -> Loade
 def _examine(source: ModelSource, parts: _Parts, dtype: DType) -> LoadedModel:
     """Return a model with all that is known about it, once a trial has shown what was described."""
     check_against(parts.model, parts.geometry)
+    generation: Any = parts.model.generation_config
+    config_ids = text_config(parts.model.config).eos_token_id
+    told = EndTokens(generation.eos_token_id, config_ids, parts.tokenizer.eos_token_id)
+    eos_ids, end_notes = end_ids(source.spec, told, parts.geometry.vocab_size)
     return LoadedModel(
         source=source,
         name=DEMO_NAME if source.kind is SourceKind.DEMO else source.name,
@@ -116,8 +124,9 @@ def _examine(source: ModelSource, parts: _Parts, dtype: DType) -> LoadedModel:
         fingerprint=fingerprint(parts.model, parts.tokenizer),
         config_fields=config_fields(parts.model.config),
         dtype=dtype,
-        eos_ids=_eos_ids(parts.model, parts.tokenizer),
+        eos_ids=eos_ids,
         max_context=_max_context(source.spec, parts.model.config),
+        notes=(*end_notes, *unused_defaults(generation.to_diff_dict())),
     )
 
 
@@ -225,15 +234,6 @@ def _refuse_quantization(spec: str, config: PreTrainedConfig) -> None:
     quantization = getattr(config, "quantization_config", None)
     if isinstance(quantization, dict) and not AutoHfQuantizer.supports_quant_method(quantization):
         raise ConfigError("model", spec, f"quantization method {quantization['quant_method']!r} is not known")
-
-
-def _eos_ids(model: PreTrainedModel, tokenizer: FastTokenizer) -> tuple[int, ...]:
-    generation = getattr(model, "generation_config", None)
-    declared = getattr(generation, "eos_token_id", None)
-    if declared is None:
-        declared = text_config(model.config).eos_token_id
-    ids = set(declared if isinstance(declared, (list, tuple)) else [declared])
-    return tuple(sorted(int(i) for i in ids | {tokenizer.eos_token_id} if i is not None))
 
 
 def _max_context(spec: str, config: PreTrainedConfig) -> int:

@@ -7,6 +7,7 @@ itself when it has to, with the same numerics as any prefill service.
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ from common.runtime.memory import trim_memory
 from common.runtime.threads import resolve_threads
 from common.session.identity import Numerics, PeerIdentity
 from common.settings import ServiceConfig
+from common.telemetry.logging import log_fields
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ def prepare(config: ServiceConfig, max_prompt_tokens: int, max_rows: int = STABL
     # A bar is for somebody who watches; in a file or between lines of JSON it is noise.
     progress = sys.stderr.isatty() and not config.log_json
     loaded = load_model(config.model, config.dtype, config.page_tokens, progress=progress)
+    for note in loaded.notes:
+        logger.warning("model.noted", extra=log_fields(model=loaded.name, note=note))
     report = stabilise(loaded.model, max(max_rows, STABLE_ROWS))
     trim_memory()
     max_prompt = min(max_prompt_tokens, loaded.max_context)

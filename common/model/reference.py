@@ -1,7 +1,8 @@
 """transformers' own `generate`, unchanged: what our tokens and our speed are compared with.
 
 Theory of operation: greedy, with its KV cache, over one static batch of prompts of equal length, so that
-nothing is padded. Ends of sequences are ignored.
+nothing is padded. Ends of sequences are ignored, and so are the defaults of the folder's generation config:
+no request of ours gets them.
 
 Ownership: one per process; a model in it has not been given our attention (`attention.install`) nor our
 linears (`stabilise`), and sets the number of threads of the whole process.
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from common.model.loader import LoadedModel
 
@@ -24,9 +26,8 @@ class Reference:
     def __init__(self, loaded: LoadedModel, threads: int) -> None:
         torch.set_num_threads(threads)
         self._model: Any = loaded.model
-        self._model.generation_config.eos_token_id = None
-        # Never used: no row ends before the others.
-        self._model.generation_config.pad_token_id = 0
+        # The pad is never used: no row ends before the others.
+        self._model.generation_config = GenerationConfig(pad_token_id=0)
 
     def generate(
         self,

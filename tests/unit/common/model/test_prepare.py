@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from common.model.loader import load_model
 from common.model.prepare import prepare
+from common.model.tiny import make_byte_tokenizer
 from decode_service.config import DecodeConfig
 from prefill_service.config import PrefillConfig
 
@@ -17,6 +23,18 @@ def test_both_services_are_the_same_towards_each_other() -> None:
     assert one.identity == other.identity
     assert (one.rules, one.threads) == (other.rules, 1)
     assert (one.prefill.max_prompt_tokens, other.prefill.max_prompt_tokens) == (700, 900)
+
+
+def test_notes_about_the_model_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One line each, on both sides; a service that says nothing obeys everything."""
+    load_model("tiny:llama", "float32", 16, progress=False).model.save_pretrained(tmp_path)
+    make_byte_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"top_k": 20, "eos_token_id": 9}')
+
+    prepare(PrefillConfig(model=str(tmp_path), listen="unix:/b", dtype="float32", threads=1), 900)
+
+    (record,) = (record for record in caplog.records if record.message == "model.noted")
+    assert record.__dict__["fields"]["note"].endswith(": top_k=20")
 
 
 def test_longest_prompt_is_never_longer_than_the_model_s_context() -> None:

@@ -42,6 +42,16 @@ def test_row_goes_on_after_its_end_of_sequence() -> None:
     assert len(Reference(loaded, threads).generate([(7, 11, 13)], 5)[0]) == 5
 
 
+def test_defaults_of_the_folder_change_no_token(reference: Reference) -> None:
+    """No request of ours gets them either; the penalty alone would make another answer."""
+    loaded = load_model("tiny:qwen3", "float32", 4, progress=False)
+    loaded.model.generation_config.update(repetition_penalty=5.0, suppress_tokens=list(range(200)))
+
+    answer = Reference(loaded, torch.get_num_threads()).generate([(7, 11, 13)], 6)
+
+    assert answer == reference.generate([(7, 11, 13)], 6)
+
+
 def test_prompts_of_two_lengths_are_refused(reference: Reference) -> None:
     """Padding would change both speed and bits."""
     with pytest.raises(ValueError, match="one length"):
