@@ -22,14 +22,15 @@ from common.excerpt import excerpt
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 
 _READ = (
     CONFIG, "generation_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json",
-    "chat_template*", "model*.safetensors*", "pytorch_model*.bin*",
+    "chat_template*", "additional_chat_templates/*.jinja", "model*.safetensors*", "pytorch_model*.bin*",
 )  # fmt: skip
 """What loading reads of a folder, as far as it is there."""
 
-_OBJECTS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_OBJECTS = ("generation_config.json", TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json")
 """Small files of JSON objects; a library takes some that are none for absent."""
 
 _WEIGHTS = (

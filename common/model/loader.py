@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 from transformers.quantizers.auto import AutoHfQuantizer
 
@@ -29,11 +29,13 @@ from common.model.demo import DEMO_NAME, cache_folder, ensure_demo_checkpoint
 from common.model.describe import check_against, describe, text_config
 from common.model.fingerprint import config_fields, fingerprint
 from common.model.folder import CONFIG, TOKENIZER, check_complete
+from common.model.foreign_code import code_notes
 from common.model.generation import EndTokens, end_ids, unused_defaults
 from common.model.progress import shown_progress
 from common.model.source import ModelSource, SourceKind, parse_source
 from common.model.text import Tokenizer
 from common.model.tiny import make_byte_tokenizer, make_tiny, tiny_config
+from common.model.tokenizer_files import read_tokenizer
 from common.session.identity import ModelFingerprint
 
 TORCH_DTYPES = {
@@ -87,6 +89,7 @@ class _Parts:
     model: PreTrainedModel
     tokenizer: FastTokenizer
     geometry: KVGeometry
+    notes: tuple[str, ...] = ()
 
 
 def load_model(spec: str, dtype: str, page_tokens: int, progress: bool) -> LoadedModel:
@@ -126,7 +129,7 @@ def _examine(source: ModelSource, parts: _Parts, dtype: DType) -> LoadedModel:
         dtype=dtype,
         eos_ids=eos_ids,
         max_context=_max_context(source.spec, parts.model.config),
-        notes=(*end_notes, *unused_defaults(generation.to_diff_dict())),
+        notes=(*parts.notes, *end_notes, *unused_defaults(generation.to_diff_dict())),
     )
 
 
@@ -169,14 +172,16 @@ def _make_tiny_parts(source: ModelSource, dtype: DType, page_tokens: int) -> _Pa
 
 
 def _load_parts(spec: str, folder: Path, dtype: DType, page_tokens: int) -> _Parts:
+    code = code_notes(spec, folder)
     with _told(spec, folder / CONFIG):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         geometry = describe(config, dtype, page_tokens)
         _refuse_quantization(spec, config)
     check_complete(spec, folder)
     with _told(spec, folder / TOKENIZER):
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    return _Parts(_load_weights(spec, folder, dtype), tokenizer, geometry)
+        tokenizer = read_tokenizer(spec, folder, geometry.vocab_size)
+    notes = (*code, *tokenizer.notes)
+    return _Parts(_load_weights(spec, folder, dtype), tokenizer.pretrained, geometry, notes)
 
 
 def _load_weights(spec: str, folder: Path, dtype: DType) -> PreTrainedModel:

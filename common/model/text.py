@@ -29,6 +29,7 @@ from common.errors import ConfigError, InvalidRequest, PromptTooLong, Violation
 from common.excerpt import excerpt
 from common.model.chat_template import ChatTemplate
 from common.model.text_bound import text_bound
+from common.model.tokenizer_files import default_template
 from common.runtime.limited import run_limited
 
 LONG_TEXT_CHARS = 4000
@@ -151,8 +152,7 @@ class Tokenizer:
 
 def _template_of(pretrained: PreTrainedTokenizerFast) -> ChatTemplate | None:
     """Return the template of a model for chats without tools; None also when none of several is that."""
-    templates = pretrained.chat_template
-    source = templates.get("default") if isinstance(templates, dict) else templates
+    source = default_template(pretrained.chat_template)
     return None if source is None else ChatTemplate(source, pretrained.special_tokens_map)
 
 
