@@ -1,6 +1,7 @@
 """The `kvspan` command: finds the command that was named, runs it and turns errors into exit codes.
 
-Exit codes: 0 done, 1 refused or failed, 2 a flag or setting is wrong, 130 interrupted. Results go to stdout,
+Exit codes: 0 done, 1 refused or failed, 2 a flag or setting is wrong, 130 interrupted, 143 and 129 ended by
+SIGTERM and SIGHUP. What serves has the code 0 whichever signal ends it, and whenever. Results go to stdout,
 everything else to stderr, one line per error.
 
 A new command is one more entry of COMMANDS.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -21,12 +23,13 @@ from click.core import ParameterSource
 
 from common.errors import ConfigError, KVSpanError
 from common.excerpt import visible
+from common.runtime.lifecycle import SIGNALS, EarlyEnd
 from common.telemetry.logging import configure_logging, log_fields
 from common.telemetry.stderr import json_stderr
 from kvspan.audit.command import audit
 from kvspan.bench.command import bench
 from kvspan.commands.check import check
-from kvspan.commands.command import EXIT_FAILED, EXIT_USAGE, CommandFailed
+from kvspan.commands.command import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CommandFailed
 from kvspan.commands.demo import demo
 from kvspan.commands.flags import refusal_text
 from kvspan.commands.generate import generate
@@ -45,6 +48,9 @@ COMMANDS: tuple[click.Command, ...] = (
 )  # fmt: skip
 """Every command, in the order of the help."""
 
+SERVING = frozenset(command.name for command in (up, prefill, decode, demo))
+"""Commands that are meant to be ended by a signal."""
+
 
 class InOrder(click.Group):
     """A group whose help lists the commands in their own order."""
@@ -62,11 +68,25 @@ def make_parser(commands: Sequence[click.Command]) -> click.Group:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code."""
-    # The C core of grpc reports every ordinary end of a connection otherwise.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    _print_any_text()
+    """Run one command line and return its exit code; raises SystemExit with it when a signal ends it."""
     line = list(sys.argv[1:] if argv is None else argv)
+    with _early_end(line):
+        # The C core of grpc reports every ordinary end of a connection otherwise.
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+        _print_any_text()
+        return _run_logging(line)
+
+
+def _early_end(line: Sequence[str]) -> EarlyEnd:
+    """Return what takes the signals that come before a service takes them, and those of other commands."""
+    if SERVING.isdisjoint(line[:1]):
+        # Ctrl-C is a KeyboardInterrupt there, which asyncio knows how to take.
+        return EarlyEnd((signal.SIGTERM, signal.SIGHUP))
+    return EarlyEnd(SIGNALS, EXIT_OK)
+
+
+def _run_logging(line: list[str]) -> int:
+    """Run one command line with standard error as it wants it."""
     name = _json_logger(line)
     with json_stderr(name) if name else nullcontext() as stream:
         if stream is not None:

@@ -1,12 +1,15 @@
-"""Turns signals into one orderly end of a service.
+"""Turns signals into one orderly end of a command, and of a service.
 
-Theory of operation: the first SIGTERM, SIGINT or SIGHUP sets `ending`; the service stops taking work, lets
-running work finish within its grace and returns. A second signal means the operator will not wait: the
-process ends at once with EXIT_NOW. Whoever waits for `ending` decides what that means. A signal that was
-ignored when the process began, as nohup does with SIGHUP, stays ignored.
+Theory of operation: from its first moment a command has handlers for SIGTERM, SIGINT and SIGHUP, since the
+kernel drops what is sent to process 1 of a container and finds none. Until a service is loaded nothing has to
+be told to anybody, so an `EarlyEnd` leaves whatever runs. From then on the first signal sets `ending` of the
+`Lifecycle`; the service stops taking work, lets running work finish within its grace and returns. A second
+signal means the operator will not wait: the process ends at once with EXIT_NOW. Whoever waits for `ending`
+decides what that means. A signal that was ignored when the process began, as nohup does with SIGHUP, stays
+ignored.
 
-Ownership: one Lifecycle per process, installed by the composition root on the loop of the main thread
-and uninstalled by leaving its context.
+Ownership: one of each per process. The command line enters an `EarlyEnd`; the composition root installs a
+`Lifecycle` on the loop of the main thread, which takes its place, and uninstalls it by leaving its context.
 """
 
 from __future__ import annotations
@@ -16,15 +19,67 @@ import atexit
 import ctypes
 import os
 import signal
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
+
+ExitNow = Callable[[int], object]
+"""Ends the process at once, with this exit code."""
 
 EXIT_NOW = 0
 """Exit code after a second signal: the end that was asked for, only sooner."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
+EXIT_BY_SIGNAL = 128
+"""Added to the number of a signal: what shells give a program that it ended."""
+
 _PR_SET_PDEATHSIG = 1
+
+
+class EarlyEnd:
+    """Takes signals while a command runs that has no `Lifecycle`; a context, for the main thread.
+
+    The first one raises SystemExit in the main thread, which leaves every context and so every file behind;
+    a second one ends the process at once.
+    """
+
+    def __init__(
+        self, numbers: Sequence[signal.Signals], exit_code: int | None = None, exit_now: ExitNow = os._exit
+    ) -> None:
+        """Take `numbers`; without an exit code each ends the command with its own."""
+        self._numbers = heard(numbers)
+        self._exit_code = exit_code
+        self._exit_now = exit_now
+        self._is_told = False
+        self._before: dict[signal.Signals, Any] = {}
+        # Invariant: the handlers that were there, of the signals that are listened for.
+
+    @property
+    def is_told(self) -> bool:
+        """Whether a signal came; a library that catches everything may have swallowed it."""
+        return self._is_told
+
+    def __call__(self, number: int, frame: object) -> None:
+        """Take one signal; see `signal.signal`."""
+        code = EXIT_BY_SIGNAL + number if self._exit_code is None else self._exit_code
+        if self._is_told:
+            self._exit_now(code)
+        self._is_told = True
+        raise SystemExit(code)
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self) for number in self._numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_told:
+            # The process is about to end: another signal must not change its exit code.
+            atexit.register(_ignore_signals)
+            return
+        for number, handler in self._before.items():
+            # A Lifecycle that was told leaves its own, for the same reason.
+            if signal.getsignal(number) is self:
+                signal.signal(number, handler)
 
 
 class Lifecycle:
@@ -33,7 +88,7 @@ class Lifecycle:
     Invariant: `ending` is set once and never cleared.
     """
 
-    def __init__(self, exit_now: Callable[[int], object] = os._exit) -> None:
+    def __init__(self, exit_now: ExitNow = os._exit) -> None:
         self.ending = asyncio.Event()
         self._exit_now = exit_now
         self._removals: list[Callable[[], object]] = []
@@ -44,9 +99,12 @@ class Lifecycle:
     def install(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Listen for signals on `loop`, the running one by default; main thread only."""
         self._loop = loop or asyncio.get_running_loop()
-        self._numbers = tuple(one for one in SIGNALS if signal.getsignal(one) is not signal.SIG_IGN)
+        self._numbers = heard(SIGNALS)
         for number in self._numbers:
+            early = signal.getsignal(number)
             self._loop.add_signal_handler(number, self.receive)
+            if isinstance(early, EarlyEnd) and early.is_told:
+                self.ending.set()
 
     def before_exit(self, remove: Callable[[], object]) -> None:
         """Call `remove` before a second signal ends the process, which runs nothing else then."""
@@ -82,6 +140,11 @@ class Lifecycle:
 
     def __exit__(self, *_: object) -> None:
         self.uninstall()
+
+
+def heard(numbers: Iterable[signal.Signals]) -> tuple[signal.Signals, ...]:
+    """Return those signals that this process does not ignore."""
+    return tuple(number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN)
 
 
 def _ignore_signals() -> None:

@@ -1,10 +1,12 @@
-"""G4: whichever signal ends a pair of real processes, nothing of it is left and the exit code is 0."""
+"""G4, Y23: whichever signal ends real processes, and whenever, nothing is left and the exit code is 0."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 
 from common.wire.failure import RemoteFailure
 from kvspan.client import AsyncClient
+from tests.support.pair import wait_until
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300), pytest.mark.usefixtures("leak_check")]
 
@@ -61,6 +64,49 @@ async def test_g4_a_pair_that_is_told_once_or_twice_leaves_nothing(
             assert await process.wait() == 0
 
     assert names_in(sockets, slab_dir) == []
+
+
+AS_PROCESS_1 = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+"""As a container without an init starts its command; the kernel keeps signals without a handler from it."""
+
+
+@pytest.mark.parametrize("prefix", [(), AS_PROCESS_1], ids=["process", "process 1"])
+async def test_y23_a_service_that_is_told_while_it_loads_ends_in_order(
+    tmp_path: Path, prefix: tuple[str, ...]
+) -> None:
+    """Also as the first process of a container."""
+    skip_unless_allowed(prefix)
+    command = [*prefix, sys.executable, "-m", "kvspan.cli", "decode", "--model=tiny:llama"]
+    process = await asyncio.create_subprocess_exec(
+        *command, f"--listen=unix:{tmp_path}/s", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        await wait_until(lambda: loads(service_pid(process.pid, prefix)))
+        os.kill(service_pid(process.pid, prefix), signal.SIGTERM)
+        async with asyncio.timeout(END_LIMIT_S):
+            output, _ = await process.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+    assert (process.returncode, output) == (0, b"")
+
+
+def skip_unless_allowed(prefix: tuple[str, ...]) -> None:
+    """Skip where this user may not start a program as the first of a process namespace."""
+    if prefix and subprocess.run([*prefix, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this user may not make a process namespace")
+
+
+def service_pid(pid: int, prefix: tuple[str, ...]) -> int:
+    """Return the process id of the service that a command began, as seen here; 0 while there is none."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if prefix else [str(pid)]
+    return int(children[0]) if children else 0
+
+
+def loads(pid: int) -> bool:
+    """Tell whether a process has begun to load what it computes with."""
+    return bool(pid) and "libtorch_cpu" in Path(f"/proc/{pid}/maps").read_text()
 
 
 def names_in(*folders: Path) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from common.runtime.lifecycle import EXIT_NOW, SIGNALS, Lifecycle
+from common.runtime.lifecycle import EXIT_NOW, SIGNALS, EarlyEnd, Lifecycle
 
 ROOT = Path(__file__).parents[4]
 
@@ -24,6 +25,42 @@ def handlers() -> Iterator[None]:
     yield
     for number, handler in before:
         signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("exit_code", "expected"), [(None, 128 + signal.SIGTERM), (5, 5)])
+def test_signal_before_a_service_listens_leaves_what_runs(exit_code: int | None, expected: int) -> None:
+    """Contexts are left, so that nothing half made stays; whoever tells twice does not wait for that."""
+    exits: list[int] = []
+
+    with pytest.raises(SystemExit) as ended, EarlyEnd(SIGNALS, exit_code, exits.append) as early:
+        os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert ended.value.code == expected
+    assert (early.is_told, exits) == (True, [expected])
+
+
+async def test_signal_that_a_library_swallowed_while_it_loaded_is_not_lost() -> None:
+    """What catches everything may run when a signal comes: the service ends as soon as it listens."""
+    with EarlyEnd(SIGNALS, 0):
+        with contextlib.suppress(BaseException):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        with Lifecycle() as lifecycle:
+            assert lifecycle.ending.is_set()
+
+
+def test_handlers_are_given_back_when_no_signal_came() -> None:
+    """A command line that runs inside another program changes nothing there; what is ignored stays so."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    before = [signal.getsignal(number) for number in SIGNALS]
+
+    with EarlyEnd(SIGNALS) as early:
+        within = [signal.getsignal(number) for number in SIGNALS]
+
+    assert within == [early, early, signal.SIG_IGN]
+    assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
