@@ -19,6 +19,7 @@ import atexit
 import ctypes
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
@@ -37,7 +38,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class EarlyEnd:
-    """Takes signals while a command runs that has no `Lifecycle`; a context, for the main thread.
+    """Takes signals while a command runs that has no `Lifecycle`; a context.
 
     The first one raises SystemExit in the main thread, which leaves every context and so every file behind;
     a second one ends the process at once.
@@ -68,7 +69,9 @@ class EarlyEnd:
         raise SystemExit(code)
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self) for number in self._numbers}
+        # Only the main thread can; a command line that runs in another one is not ended by signals.
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self) for number in self._numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
