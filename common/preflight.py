@@ -14,7 +14,8 @@ from pathlib import Path
 from common.errors import ConfigError
 from common.model.folder import check_complete
 from common.model.source import parse_source
-from common.runtime.address import check_free, parse_address
+from common.runtime.address import parse_address
+from common.runtime.listening import check_free
 from common.settings import ServiceConfig
 
 

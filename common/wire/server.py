@@ -29,7 +29,7 @@ from grpc_reflection.v1alpha import (  # type: ignore[import-untyped]
 )
 
 from common.errors import ConfigError
-from common.runtime.address import TCPAddress, UnixAddress, check_free, parse_address
+from common.runtime.address import TCPAddress, UnixAddress, parse_address
 from common.runtime.descriptors import (
     ScarcityWatch,
     connection_limit,
@@ -37,6 +37,7 @@ from common.runtime.descriptors import (
     idle_limit_s,
     num_left,
 )
+from common.runtime.listening import check_free, free_addresses
 from common.telemetry.logging import log_fields
 from common.wire.call_limits import CallLimits
 from common.wire.interceptor import CallInterceptor, CallStatistics, OnInvariant
@@ -114,11 +115,11 @@ class Server:
         await self.stop(0.0)
 
     def listen(self, address: str) -> str:
-        """Bind `address` (`host:port` or `unix:PATH`) and return it with the port that was bound.
+        """Bind all that `address` (`host:port` or `unix:PATH`) stands for; return it with the port.
 
         Called before `start`, once per address.
 
-        Raises: `ConfigError` that says why it cannot be bound; nothing is bound then.
+        Raises: `ConfigError` that says why it cannot be bound; the server is of no use then.
         """
         parsed = parse_address(LISTEN, address)
         return self._listen_unix(parsed) if isinstance(parsed, UnixAddress) else self._listen_tcp(parsed)
@@ -158,11 +159,15 @@ class Server:
             path.unlink(missing_ok=True)
 
     def _listen_tcp(self, address: TCPAddress) -> str:
-        check_free(LISTEN, address)
-        try:
-            port = self.grpc.add_insecure_port(address.uri)
-        except RuntimeError as error:
-            raise ConfigError(LISTEN, address, "cannot listen: taken while this service started") from error
+        if os.geteuid() == 0:
+            logger.warning("listen.as_root", extra=log_fields(address=address))
+        port = address.port
+        for one in free_addresses(LISTEN, address):
+            try:
+                port = self.grpc.add_insecure_port(one.uri)
+            except RuntimeError as error:
+                problem = f"cannot listen on {one}: taken while this service started"
+                raise ConfigError(LISTEN, address, problem) from error
         return str(TCPAddress(address.host, port))
 
     def _listen_unix(self, address: UnixAddress) -> str:

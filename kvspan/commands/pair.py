@@ -116,7 +116,7 @@ class Child:
     async def _read(self) -> None:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            text = line.decode().strip()
+            text = os.fsdecode(line).removesuffix("\n")
             if text.startswith(READY) and not self._address.done():
                 self._address.set_result(text.removeprefix(READY))
             elif text.startswith(REFUSED):

@@ -20,7 +20,7 @@ from common.runtime.lifecycle import end_with_parent
 from common.settings import ServiceConfig
 from common.telemetry.logging import configure_logging
 from decode_service.config import DecodeConfig
-from kvspan.commands.command import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from kvspan.commands.command import EXIT_FAILED, EXIT_OK, EXIT_USAGE, tell
 from kvspan.commands.flags import make_config, refusal_text, settings_of
 from prefill_service.config import PrefillConfig
 
@@ -63,7 +63,7 @@ def decode(parent_pid: int | None, **given: Any) -> int:
 
 def announce(address: str) -> None:
     """Tell on stdout that a service serves at `address`; whoever started the process waits for this line."""
-    print(f"{READY}{address}", flush=True)
+    tell(f"{READY}{address}")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from common.preflight import check_host
 from common.runtime.lifecycle import Lifecycle
 from common.settings import SECONDS
 from decode_service.config import DecodeConfig
-from kvspan.commands.command import CommandFailed
+from kvspan.commands.command import CommandFailed, tell
 from kvspan.commands.flags import arguments_of, make_config, settings_of
 from kvspan.commands.pair import ChildEnded, Pair, PairPlan, service_command, socket_folder
 from kvspan.commands.remote import DECODE_SERVICE, told_failures, wait_serving
@@ -110,4 +110,4 @@ async def run_pair(
 
 
 async def _announce(ready: PairReady) -> None:
-    print(f"ready decode={ready.decode} prefill={ready.prefill}", flush=True)
+    tell(f"ready decode={ready.decode} prefill={ready.prefill}")

@@ -54,6 +54,30 @@ async def test_address_names_the_port_when_the_kernel_chose_it() -> None:
     assert int(port) > 0
 
 
+async def test_name_is_bound_at_each_of_its_addresses() -> None:
+    """Row Y20: what is told as ready is held, so that another service cannot have a part of it."""
+    async with Server([]) as server:
+        _, _, port = server.listen("localhost:0").rpartition(":")
+
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(("127.0.0.1", int(port)))
+        # Without IPv6 it is another problem that this address has.
+        with pytest.raises(OSError):  # noqa: PT011 (see above)
+            socket.create_server(("::1", int(port)), family=socket.AF_INET6)
+
+
+@pytest.mark.parametrize(("user", "lines"), [(0, ["listen.as_root"]), (12345, [])])
+async def test_root_is_warned_of_a_port(
+    user: int, lines: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever reaches a port can use it, and what it does then is done as root."""
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    async with Server([]) as server:
+        server.listen("127.0.0.1:0")
+
+    assert [record.message for record in caplog.records] == lines
+
+
 async def test_port_is_refused_when_another_server_has_it() -> None:
     """Two servers never share a port in silence."""
     async with Server([]) as first, Server([]) as second:

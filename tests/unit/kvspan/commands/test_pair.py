@@ -54,9 +54,11 @@ async def nothing() -> None:
 
 
 async def test_addresses_are_those_that_the_children_tell(tmp_path: Path) -> None:
-    """Lines before `ready` are passed over; the address is what follows it."""
-    async with Pair(make_plan(tmp_path / "log")) as pair:
-        assert await pair.read_addresses() == ("decode", "prefill")
+    """Lines before `ready` are passed over; the address is all that follows it, blanks and odd bytes too."""
+    told = "import os; os.write(1, b'loading\\nready unix:/a\\xff \\n')"
+
+    async with Pair(make_plan(tmp_path / "log", decode=told)) as pair:
+        assert await pair.read_addresses() == ("unix:/a\udcff ", "prefill")
 
 
 async def test_decode_ends_before_prefill_when_the_pair_drains(tmp_path: Path) -> None:
