@@ -159,8 +159,6 @@ class Server:
             path.unlink(missing_ok=True)
 
     def _listen_tcp(self, address: TCPAddress) -> str:
-        if os.geteuid() == 0:
-            logger.warning("listen.as_root", extra=log_fields(address=address))
         port = address.port
         for one in free_addresses(LISTEN, address):
             try:
@@ -168,7 +166,10 @@ class Server:
             except RuntimeError as error:
                 problem = f"cannot listen on {one}: taken while this service started"
                 raise ConfigError(LISTEN, address, problem) from error
-        return str(TCPAddress(address.host, port))
+        bound = TCPAddress(address.host, port)
+        if os.geteuid() == 0:
+            logger.warning("listen.as_root", extra=log_fields(address=bound))
+        return str(bound)
 
     def _listen_unix(self, address: UnixAddress) -> str:
         check_free(LISTEN, address)
