@@ -53,6 +53,10 @@ class Options(TypedDict, total=False):
     """A conversation, `role` and `content` each."""
 
     token_ids: Iterable[int] | None
+
+    literal_text: bool | None
+    """Special tokens that are written out in the prompt are ordinary text; for a prompt that is text."""
+
     max_new_tokens: int | None
     temperature: float | None
     top_k: int | None
@@ -220,6 +224,7 @@ def make_request(prompt: str | None, options: Options) -> pb.GenerateRequest:
         "transfer": _choice("transfer", given.pop("transfer", None), TRANSFERS, violations),
         "request_id": given.pop("request_id", ""),
         "model": given.pop("model", ""),
+        "literal_text": given.pop("literal_text", False),
         "sampling": _sampling(given, violations),
     }
     if prompt is not None:

@@ -24,6 +24,17 @@ MAX_BITS = 1 << 16
 BOUNDED = frozenset({"*", "**"})
 
 
+ASSISTANT = "assistant"
+"""The role of the model; a last turn of it is continued."""
+
+_ENDS = (0x10FFF0, 0x10FFFE)
+"""Characters for private use, one of which marks the end of a turn that is continued."""
+
+
+class CannotContinue(ValueError):
+    """The template does not show where the last turn ends."""
+
+
 class ChatTemplate:
     """A template and what it knows beside the messages; may be used on any thread."""
 
@@ -33,17 +44,42 @@ class ChatTemplate:
         self._compiled: Template | None = None
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Return a chat as text, up to where the model's turn begins.
+        """Return a chat as text, up to where the model's turn begins, or stands when the last one is its own.
 
-        Raises: whatever the template raises, when it is no template too.
+        Raises: whatever the template raises, when it is no template too; `CannotContinue`.
         """
+        if messages and messages[-1].get("role") == ASSISTANT:
+            return self._render_open(messages)
+        return self._render(messages, add_generation_prompt=True)
+
+    def render_closed(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Return a chat as text in which every turn has ended; raises as `render` does."""
+        return self._render(messages, add_generation_prompt=False)
+
+    def _render_open(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Return a chat up to the end of its last content; transformers: its continue_final_message."""
+        *turns, last = messages
+        content = last.get("content", "")
+        texts = [text for message in messages for text in message.values()]
+        end = next((one for one in map(chr, range(*_ENDS)) if not any(one in text for text in texts)), "")
+        if not end:
+            raise CannotContinue("the messages have every character that could mark its end")
+        # A template that trims takes the space away: then nothing before the end was meant to be seen either.
+        tagged = {**last, "content": f"{content}{end} "}
+        text = self._render([*turns, tagged], add_generation_prompt=False)
+        stop = text.rfind(end)
+        if stop < 0 or content.strip() not in text:
+            raise CannotContinue("the assistant's last turn cannot be continued: it is left out or changed")
+        return text[:stop] if text.startswith(f"{end} ", stop) else text[:stop].rstrip()
+
+    def _render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
         if self._compiled is None:
             self._compiled = _compile(self._source)
         return self._compiled.render(
             messages=[dict(message) for message in messages],
             tools=None,
             documents=None,
-            add_generation_prompt=True,
+            add_generation_prompt=add_generation_prompt,
             **self._variables,
         )
 

@@ -121,7 +121,7 @@ def _examine(source: ModelSource, parts: _Parts, dtype: DType) -> LoadedModel:
         source=source,
         name=DEMO_NAME if source.kind is SourceKind.DEMO else source.name,
         model=parts.model,
-        tokenizer=Tokenizer(parts.tokenizer),
+        tokenizer=Tokenizer(parts.tokenizer, eos_ids),
         config=parts.model.config,
         geometry=parts.geometry,
         fingerprint=fingerprint(parts.model, parts.tokenizer),

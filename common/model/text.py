@@ -10,7 +10,7 @@ character whose bytes are not all there, and a run of byte-fallback tokens, whic
 these are held back, everything else is emitted, and the pending tokens become the next context. The
 concatenation of all deltas is `Tokenizer.decode` of all ids, even where the bytes are no valid text.
 
-A chat template is a program of the model's author: its time is limited, and it is tried once at start.
+A chat template is a program of the model's author: its time is limited, and it is tried at start.
 
 A text that cannot fit is refused before it is tokenized. A long one is tokenized as a batch of one, during
 which other threads may run Python: `encode` of the backend lets none of them do so before it ends.
@@ -20,14 +20,16 @@ Not here: stop strings (`stops.py`), what can fit (`text_bound.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from common.errors import ConfigError, InvalidRequest, PromptTooLong, Violation
 from common.excerpt import excerpt
+from common.model.chat import Chat
 from common.model.chat_template import ChatTemplate
+from common.model.control_tokens import ControlTokens
 from common.model.text_bound import text_bound
 from common.model.tokenizer_files import default_template
 from common.runtime.limited import run_limited
@@ -41,14 +43,17 @@ TEMPLATE_LIMIT_S = 5.0
 TRIAL = ({"role": "user", "content": "Hello"},)
 """The chat that a template is tried with at start."""
 
+TRIAL_TURNS = (*TRIAL, {"role": "assistant", "content": "Hello"}, *TRIAL)
+"""The chat that shows what it puts around turns."""
+
 _INCOMPLETE = "\ufffd"
 
 
 class Tokenizer:
     """The tokenizer of a loaded model; holds no state between calls."""
 
-    def __init__(self, pretrained: PreTrainedTokenizerBase) -> None:
-        """Wrap a transformers tokenizer.
+    def __init__(self, pretrained: PreTrainedTokenizerBase, end_ids: Iterable[int] = ()) -> None:
+        """Wrap a transformers tokenizer of a model whose sequences end with `end_ids`.
 
         Raises ConfigError when it has no `tokenizers` backend, without which text cannot be streamed, and
         when its chat template does not end.
@@ -66,46 +71,65 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._bound = text_bound(self._backend, lambda text: len(self._ids(text, add_special_tokens=False)))
-        self._template = _template_of(pretrained)
-        self._try_template()
+        self._before, self._after = self._around()
+        template = _template_of(pretrained)
+        declared = map(self._backend.token_to_id, pretrained.chat_control_tokens or ())
+        own = self._try(template) if template is not None else ()
+        self._control = ControlTokens(self._backend, {*self._special_ids, *end_ids, *declared, *own})
+        self._chat = Chat(template, self._control) if template is not None else None
 
     @property
     def vocab_size(self) -> int:
         """Ids this tokenizer can produce, added tokens included; logits may be longer."""
         return len(self._pretrained)
 
-    def encode(self, text: str, *, max_tokens: int | None = None) -> list[int]:
+    def encode(self, text: str, *, is_literal: bool = False, max_tokens: int | None = None) -> list[int]:
         """Return the ids of a text, with the special tokens this model puts around one.
 
+        A text that brings those in front itself gets them once. Control tokens that are written out in it are
+        such tokens, or ordinary text when it `is_literal`.
+
         Raises: `PromptTooLong` when the text cannot fit into `max_tokens`, before it is tokenized; one that
-        can, but does not, is returned.
+        can, but does not, is returned. `InvalidRequest` when a literal text cannot be read as one.
         """
         self._check_fits([text], max_tokens)
-        return self._ids(text, add_special_tokens=True)
+        if is_literal:
+            return [*self._before, *self._control.ids_of(self._control.split(text)), *self._after]
+        ids = self._ids(text, add_special_tokens=True)
+        num_before = len(self._before)
+        # Twice in front: by the tokenizer and by whoever wrote the text.
+        return ids[num_before:] if ids[num_before : 2 * num_before] == self._before else ids
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], *, max_tokens: int | None = None
     ) -> list[int]:
         """Return the ids of a chat (`role` and `content` each) up to where the model's turn begins.
 
+        A last turn of the assistant is continued. Control tokens that are written out in a message are
+        ordinary text.
+
         Raises: InvalidRequest when the model has no chat template or its template refuses the messages;
         `PromptTooLong` as `encode` does. All contents count for it, also what the template would leave out.
         """
-        if self._template is None:
+        if self._chat is None:
             raise InvalidRequest(
                 [Violation("chat", "this model has no chat template; send text or token ids")]
             )
         self._check_fits([message.get("content", "") for message in messages], max_tokens)
         try:
-            text = run_limited(partial(self._template.render, messages), TEMPLATE_LIMIT_S)
+            pieces = run_limited(partial(self._chat.pieces, messages), TEMPLATE_LIMIT_S)
+        except InvalidRequest:
+            raise
         except TimeoutError as error:
             raise InvalidRequest([Violation("chat", f"the chat template has {error}")]) from None
         except Exception as refusal:  # a template is a program of the model's author and may raise anything
             # Its words may quote a whole message.
             problem = f"the chat template refused: {excerpt(str(refusal))}"
             raise InvalidRequest([Violation("chat", problem)]) from refusal
-        self._check_fits([text], max_tokens)
-        return self._ids(text, add_special_tokens=False)
+        self._check_fits(pieces, max_tokens)
+        if len(pieces) > 1:
+            return self._control.ids_of(pieces)
+        return self._ids(pieces[0], add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of some ids without special tokens; ids without a token count for nothing."""
@@ -120,17 +144,34 @@ class Tokenizer:
             return False
         return next((i in self._byte_ids for i in reversed(token_ids) if self._is_text(i)), False)
 
-    def _try_template(self) -> None:
-        """Raise `ConfigError` when the template does not end; one that refuses the trial may take others."""
-        if self._template is None:
-            return
+    def _try(self, template: ChatTemplate) -> set[int]:
+        """Return the added tokens that a template puts around the turns of a chat.
+
+        Raises: `ConfigError` when it does not end; one that refuses the trial may take others.
+        """
+        self._rendered(partial(template.render, TRIAL))
+        text = self._rendered(partial(template.render_closed, TRIAL_TURNS))
+        added = self._backend.get_added_tokens_decoder()
+        found = added.keys() & self._ids(text, add_special_tokens=False)
+        # Some vocabularies have runs of white space among them, which are text in templates too.
+        return {one for one in found if not added[one].content.isspace()}
+
+    def _rendered(self, render: Callable[[], str]) -> str:
         try:
-            run_limited(partial(self._template.render, TRIAL), TEMPLATE_LIMIT_S)
+            return run_limited(render, TEMPLATE_LIMIT_S)
         except TimeoutError as error:
-            problem = f"a chat of one short message is {error}"
+            problem = f"a chat of a few short messages is {error}"
             raise ConfigError("chat_template", self._pretrained.name_or_path, problem) from None
-        except Exception:  # noqa: BLE001 - it may demand a system message, or two turns
-            pass
+        except Exception:  # noqa: BLE001 - it may demand a system message, or an end after the first turn
+            return ""
+
+    def _around(self) -> tuple[list[int], list[int]]:
+        """Return the special tokens that the tokenizer puts in front of a text and after it."""
+        bare, whole = (self._ids("a", add_special_tokens=add) for add in (False, True))
+        for start in range(len(whole) - len(bare) + 1):
+            if whole[start : start + len(bare)] == bare:
+                return whole[:start], whole[start + len(bare) :]
+        return [], []
 
     def _check_fits(self, texts: Sequence[str], max_tokens: int | None) -> None:
         if self._bound is None or max_tokens is None:

@@ -112,13 +112,9 @@ class RequestReader:
     def _prompt(self, request: pb.GenerateRequest, violations: list[Violation]) -> tuple[int, ...]:
         max_tokens = self._limits.max_context_tokens
         match request.WhichOneof("prompt"):
-            case "text":
-                token_ids = self._tokenizer.encode(request.text, max_tokens=max_tokens)
-            case "chat":
-                self._check_fits("chat messages", len(request.chat.messages))
-                turns = [{"role": turn.role, "content": turn.content} for turn in request.chat.messages]
+            case "text" | "chat":
                 try:
-                    token_ids = self._tokenizer.encode_chat(turns, max_tokens=max_tokens) if turns else []
+                    token_ids = self._encoded(request)
                 except InvalidRequest as refusal:
                     violations += refusal.violations
                     return ()
@@ -133,9 +129,25 @@ class RequestReader:
         if not token_ids:
             violations.append(Violation("prompt", "has no tokens, must have at least 1"))
         elif max(token_ids) >= self._limits.vocab_size:
-            problem = f"has {max(token_ids)}, the vocabulary ends at {self._limits.vocab_size}"
-            violations.append(Violation("tokens.token_ids", problem))
+            violations.append(self._beyond(request, max(token_ids)))
         return tuple(token_ids)
+
+    def _encoded(self, request: pb.GenerateRequest) -> list[int]:
+        max_tokens = self._limits.max_context_tokens
+        if request.WhichOneof("prompt") == "text":
+            is_literal = request.literal_text
+            return self._tokenizer.encode(request.text, is_literal=is_literal, max_tokens=max_tokens)
+        self._check_fits("chat messages", len(request.chat.messages))
+        turns = [{"role": turn.role, "content": turn.content} for turn in request.chat.messages]
+        return self._tokenizer.encode_chat(turns, max_tokens=max_tokens) if turns else []
+
+    def _beyond(self, request: pb.GenerateRequest, token_id: int) -> Violation:
+        """Return what is wrong with a prompt that has this id; of a text the client never saw one."""
+        vocab_size, prompt = self._limits.vocab_size, request.WhichOneof("prompt")
+        if prompt == "tokens":
+            return Violation("tokens.token_ids", f"has {token_id}, the vocabulary ends at {vocab_size}")
+        problem = f"has a token of this tokenizer ({token_id}) for which the model has no row ({vocab_size})"
+        return Violation(str(prompt), problem)
 
     def _check_fits(self, name: str, needed: int) -> None:
         if needed > self._limits.max_context_tokens:
@@ -183,6 +195,7 @@ class RequestReader:
                 len(request.request_id) > MAX_REQUEST_ID_CHARS,
                 f"has {len(request.request_id)} characters, at most {MAX_REQUEST_ID_CHARS}",
             ),
+            ("literal_text", request.literal_text and not request.HasField("text"), "is for text only"),
             ("route", request.route not in pb.Route.values(), f"is {request.route}, not a known route"),
             ("route", has_no_peer, "no prefill service is configured here"),
             (

@@ -42,6 +42,7 @@ RENAMED = {"stop_token_id": "stop_token_ids", "timeout_s": "time_limit_s"}
 @click.argument("prompt", required=False)
 @option("target", TARGET, "ADDR", "decode service", default=DEFAULT_TARGET, show_default=True)
 @click.option("--chat", is_flag=True, help="the prompt is a user's turn in a conversation")
+@click.option("--literal-text", is_flag=True, help="special tokens that PROMPT has are ordinary text")
 @option("token_ids", Integers(0), "IDS", "the prompt as token ids: 1,2,3 (default: PROMPT)")
 @option("max_new_tokens", TOKENS, "TOKENS", f"longest answer {THEIRS}")
 @option("temperature", Number(0), "NUMBER", "0 takes the most probable token (default: 0)")

@@ -102,7 +102,7 @@ class SamplingParams(_message.Message):
     def __init__(self, max_new_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., n: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "chat", "tokens", "sampling", "route", "transfer", "request_id", "model")
+    __slots__ = ("text", "chat", "tokens", "sampling", "route", "transfer", "request_id", "model", "literal_text")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +111,7 @@ class GenerateRequest(_message.Message):
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    LITERAL_TEXT_FIELD_NUMBER: _ClassVar[int]
     text: str
     chat: ChatPrompt
     tokens: TokenPrompt
@@ -119,7 +120,8 @@ class GenerateRequest(_message.Message):
     transfer: _geometry_pb2.TransferMode
     request_id: str
     model: str
-    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., route: _Optional[_Union[Route, str]] = ..., transfer: _Optional[_Union[_geometry_pb2.TransferMode, str]] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+    literal_text: bool
+    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., route: _Optional[_Union[Route, str]] = ..., transfer: _Optional[_Union[_geometry_pb2.TransferMode, str]] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., literal_text: _Optional[bool] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob")

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from common.model.chat_template import MAX_BITS, MAX_LENGTH, ChatTemplate
+from common.model.chat_template import MAX_BITS, MAX_LENGTH, CannotContinue, ChatTemplate
 from common.model.tiny import make_byte_tokenizer
 
-CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<b>"}]
+CHAT = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "<b>"},
+    {"role": "user", "content": " é "},
+]
 
 TEMPLATES = {
     "plain": "{% for m in messages %}{{ m.role }}: {{ m['content'] }}\n{% endfor %}",
@@ -48,3 +52,44 @@ def test_a_product_that_is_very_large_is_refused(product: str) -> None:
     """It would hold up the whole process, whatever thread it is made on."""
     with pytest.raises(OverflowError, match="too large"):
         ChatTemplate("{{ " + product + " }}", {}).render(CHAT)
+
+
+OPEN_TEMPLATES = {
+    "as it is": "{% for m in messages %}[{{ m.role }}]{{ m.content }}|{% endfor %}",
+    "trimmed": "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}|{% endfor %}",
+    "closed at the end": "{% for m in messages %}{{ m.content }}{% endfor %} {{ eos_token }}",
+    "with a beginning for the next": "{{ messages[-1].content }}{{ 'assistant: ' if add_generation_prompt }}",
+}
+
+
+@pytest.mark.parametrize("content", ["and then", "  and ", "", "and CONTINUE", "\U0010fff0 a"])
+@pytest.mark.parametrize("name", OPEN_TEMPLATES)
+def test_last_turn_of_the_assistant_stays_open(name: str, content: str) -> None:
+    """As transformers leaves it, white space at its end included."""
+    pretrained, chat = make_byte_tokenizer(), [*CHAT, {"role": "assistant", "content": content}]
+    expected = pretrained.apply_chat_template(
+        chat, chat_template=OPEN_TEMPLATES[name], continue_final_message=True, tokenize=False
+    )
+
+    assert ChatTemplate(OPEN_TEMPLATES[name], pretrained.special_tokens_map).render(chat) == expected
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0].content }}",
+        "{{ messages[-1].content | replace('n', 'm') }}",
+        "{{ messages[-1].content[:2] }}",
+    ],
+)
+def test_turn_that_a_template_does_not_show_cannot_be_continued(template: str) -> None:
+    """The model would go on with something else."""
+    with pytest.raises(CannotContinue):
+        ChatTemplate(template, {}).render([*CHAT, {"role": "assistant", "content": "and then"}])
+
+
+def test_chat_can_be_rendered_with_every_turn_closed() -> None:
+    """Which shows what stands around turns alone."""
+    template = ChatTemplate("{{ messages | length }}{% if add_generation_prompt %}assistant: {% endif %}", {})
+
+    assert (template.render_closed(CHAT), template.render(CHAT)) == ("3", "3assistant: ")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models
+from tokenizers import AddedToken, decoders, models, processors
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -47,6 +47,40 @@ def test_text_and_chat_get_the_model_s_special_tokens() -> None:
     """A text starts as the model wants it, a chat as the template says, and neither twice."""
     assert BYTES.encode("hi") == [BOS_ID, *b"hi"]
     assert BYTES.encode_chat([{"role": "user", "content": "hi"}]) == [BOS_ID, *b"user: hi\nassistant: "]
+
+
+def test_text_that_begins_with_the_model_s_first_token_gets_it_once() -> None:
+    """Row Y17: who copies a whole prompt means no second one; who writes two means two."""
+    assert BYTES.encode("<bos>hi") == [BOS_ID, *b"hi"]
+    assert BYTES.encode("<bos>") == BYTES.encode("") == [BOS_ID]
+    assert BYTES.encode("<bos><bos>hi") == [BOS_ID, BOS_ID, *b"hi"]
+    assert BYTES.encode("a<bos>") == [BOS_ID, *b"a", BOS_ID]
+
+
+def test_control_tokens_of_a_text_are_such_unless_it_is_literal() -> None:
+    """A text is a whole prompt, so its author may steer; texts of somebody else are taken literally."""
+    assert BYTES.encode("a<eos>b") == [BOS_ID, *b"a", EOS_ID, *b"b"]
+    assert BYTES.encode("<bos>a<eos>b", is_literal=True) == [BOS_ID, *b"<bos>a<eos>b"]
+    assert BYTES.encode("a", is_literal=True) == [BOS_ID, *b"a"]
+
+
+def test_literal_text_keeps_what_the_tokenizer_puts_after_a_text() -> None:
+    """As every text of that model."""
+    pretrained = make_byte_tokenizer()
+    pretrained.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>", pair=None, special_tokens=[("<bos>", BOS_ID), ("<eos>", EOS_ID)]
+    )
+
+    assert Tokenizer(pretrained).encode("<eos>", is_literal=True) == [BOS_ID, *b"<eos>", EOS_ID]
+
+
+def test_control_token_that_the_vocabulary_has_too_is_refused_in_a_literal_text() -> None:
+    """Taken without the added tokens it is the same one, and would steer."""
+    backend = Backend(models.BPE(vocab={"<": 0, ">": 1, "<>": 2}, merges=[("<", ">")]))
+    backend.add_special_tokens([AddedToken("<>", special=True)])
+
+    with pytest.raises(InvalidRequest, match="'<>', which this model cannot read as ordinary text"):
+        Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend)).encode("><>", is_literal=True)
 
 
 TEXTS = {
@@ -208,10 +242,10 @@ def test_a_template_that_does_not_end_is_refused_at_start(monkeypatch: pytest.Mo
 def test_a_chat_at_which_the_template_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program of the model's author has limited time, and no thread of it is left."""
     monkeypatch.setattr(text_module, "TEMPLATE_LIMIT_S", 0.2)
-    tokenizer = with_template("{% if messages | length > 1 %}" + ENDLESS + "{% endif %}")
+    tokenizer = with_template("{% if messages | length > 3 %}" + ENDLESS + "{% endif %}")
 
     with pytest.raises(InvalidRequest, match=r"chat: the chat template has not ended within 0\.2 s"):
-        tokenizer.encode_chat([{"role": "user", "content": "hi"}] * 2)
+        tokenizer.encode_chat([{"role": "user", "content": "hi"}] * 4)
 
     assert "limited" not in {thread.name for thread in threading.enumerate()}
 

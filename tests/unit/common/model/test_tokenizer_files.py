@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
-from tokenizers import Tokenizer as Backend
+from tokenizers import Regex, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from common.errors import ConfigError
@@ -16,6 +15,7 @@ from common.model.source import TinyFamily
 from common.model.text import LONG_TEXT_CHARS, Tokenizer
 from common.model.tiny import VOCAB_SIZE, make_byte_tokenizer, tiny_config
 from common.model.tokenizer_files import FolderTokenizer, read_tokenizer
+from tests.support.vocabularies import make_spaced_tokenizer
 
 FAMILIES = [family.value for family in TinyFamily]
 TEXTS = (
@@ -41,22 +41,6 @@ def edit(path: Path, **changes: object) -> None:
     """Change keys of a JSON file; None takes one away."""
     content = {**(json.loads(path.read_text()) if path.exists() else {}), **changes}
     path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
-
-
-def make_spaced_tokenizer(**config: Any) -> PreTrainedTokenizerFast:
-    """Return a tokenizer as SentencePiece makes them: words with their space, unknown characters as bytes."""
-    words = ["<unk>", "<s>", "</s>", "▁", "h", "i", "▁h", "▁hi", "1", "2"]
-    vocab = {word: index for index, word in enumerate([*words, *(f"<0x{byte:02X}>" for byte in range(249))])}
-    merges = [("▁", "h"), ("▁h", "i")]
-    backend = Backend(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
-    backend.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in words[:3]])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>", **config
-    )
 
 
 def read(folder: Path) -> FolderTokenizer:

@@ -57,7 +57,7 @@ class HeldTokenizer(Tokenizer):
         self._loop, self.entered = asyncio.get_running_loop(), asyncio.Semaphore(0)
         self.may_go = threading.Event()
 
-    def encode(self, text: str, *, max_tokens: int | None = None) -> list[int]:
+    def encode(self, text: str, *, is_literal: bool = False, max_tokens: int | None = None) -> list[int]:
         """See `Tokenizer`."""
         if len(text) > LONG_TEXT_CHARS:
             self._loop.call_soon_threadsafe(self.entered.release)

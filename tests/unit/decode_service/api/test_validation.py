@@ -107,6 +107,31 @@ def test_text_and_chat_become_tokens() -> None:
     assert chat.prompt_ids == (BOS_ID, *b"user: hi\nassistant: ")
 
 
+def test_special_tokens_of_a_text_are_such_and_those_of_a_chat_or_literal_text_are_not() -> None:
+    """Row Y16: a text is a whole prompt, the others may be somebody else's words."""
+    turn = pb.ChatMessage(role="user", content="<eos>")
+
+    assert read(pb.GenerateRequest(text="<eos>")).prompt_ids == (BOS_ID, EOS_ID)
+    assert read(pb.GenerateRequest(text="<eos>", literal_text=True)).prompt_ids == (BOS_ID, *b"<eos>")
+    chat = read(pb.GenerateRequest(chat=pb.ChatPrompt(messages=[turn])))
+    assert chat.prompt_ids == (BOS_ID, *b"user: <eos>\nassistant: ")
+
+
+def test_only_a_text_can_be_literal() -> None:
+    """Chats always are, and ids have no spelling."""
+    assert fields_of(pb.GenerateRequest(tokens=TOKENS, literal_text=True)) == ["literal_text"]
+
+
+def test_token_without_a_row_is_blamed_on_the_model() -> None:
+    """Row Y9: whoever sent a text never saw an id."""
+    limits = replace(LIMITS, vocab_size=EOS_ID)
+
+    assert fields_of(pb.GenerateRequest(text="a<eos>"), limits) == ["text"]
+    assert fields_of(pb.GenerateRequest(tokens=pb.TokenPrompt(token_ids=[EOS_ID])), limits) == [
+        "tokens.token_ids"
+    ]
+
+
 @pytest.mark.parametrize(
     ("request_", "field"),
     [

@@ -74,7 +74,8 @@ async def test_every_flag_reaches_the_service() -> None:
     servicer = ScriptedDecode(answer_hello)
 
     await generate(
-        servicer, "Hi", "--chat", "--max-new-tokens=5", "--temperature=0.5", "--top-k=7", "--top-p=0.75",
+        servicer, "Hi", "--chat", "--literal-text",
+        "--max-new-tokens=5", "--temperature=0.5", "--top-k=7", "--top-p=0.75",
         "--min-p=0.125", "--repetition-penalty=1.5", "--seed=11", "--stop=a", "--stop=b",
         "--stop-token-id=13", "--ignore-eos", "--logprobs=2", "--route=local", "--transfer=whole",
         "--request-id=r", "--model=m",
@@ -91,6 +92,7 @@ async def test_every_flag_reaches_the_service() -> None:
             transfer=geometry_pb2.TRANSFER_MODE_WHOLE,
             request_id="r",
             model="m",
+            literal_text=True,
         )
     ]  # fmt: skip
 

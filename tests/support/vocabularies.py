@@ -1,0 +1,77 @@
+"""Tokenizers and chat templates as models of several families have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import Tokenizer as Backend
+from transformers import PreTrainedTokenizerFast
+
+from common.model.tiny import make_byte_tokenizer
+
+
+def make_spaced_tokenizer(**config: Any) -> PreTrainedTokenizerFast:
+    """Return a tokenizer as SentencePiece makes them: words with their space, unknown characters as bytes."""
+    words = ["<unk>", "<s>", "</s>", "▁", "h", "i", "▁h", "▁hi", "1", "2"]
+    vocab = {word: index for index, word in enumerate([*words, *(f"<0x{byte:02X}>" for byte in range(249))])}
+    merges = [("▁", "h"), ("▁h", "i")]
+    backend = Backend(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    backend.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in words[:3]])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>", **config
+    )
+
+
+CONTROL = (
+    "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|user|>",
+    "<|assistant|>", "[INST]", "[/INST]",
+)  # fmt: skip
+"""Special tokens that the templates write."""
+
+TEMPLATES = {
+    "ChatML": (
+        "{% for m in messages %}{{'<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n'}}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    ),
+    "Llama 2": (
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}"
+        "{{ '[INST] ' + m.content.strip() + ' [/INST]' }}{% else %}"
+        "{{ ' ' + m.content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
+    ),
+    "Llama 3": (
+        "{% for m in messages %}{% set c = '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + "
+        "m.content | trim + '<|eot_id|>' %}{% if loop.first %}{% set c = bos_token + c %}{% endif %}{{ c }}"
+        "{% endfor %}{% if add_generation_prompt %}"
+        "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+    ),
+    "Phi": (
+        "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}"
+    ),
+    "thoughts": (
+        "{% for m in messages %}{% set c = m.content %}{% if m.role == 'assistant' and '</think>' in c %}"
+        "{% set c = c.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+        "{{ '<|im_start|>' + m.role + '\n' + c + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
+    ),
+    "nothing but contents": "{% for m in messages %}{{ m.content }}{% endfor %}",
+    "angles": "{% for m in messages %}{{ '<' + m.content + '>' }}{% endfor %}",
+}
+
+
+def with_control_tokens(pretrained: PreTrainedTokenizerFast, template: str) -> PreTrainedTokenizerFast:
+    """Give a tokenizer a template and the tokens that it writes; <think> is one that is not special."""
+    special = [AddedToken(text, special=True, normalized=False) for text in CONTROL]
+    pretrained.add_tokens(special, special_tokens=True)
+    pretrained.add_tokens([AddedToken(text, normalized=False) for text in ("<think>", "</think>")])
+    pretrained.chat_template = template
+    return pretrained
+
+
+VOCABULARIES = {"bytes": make_byte_tokenizer, "spaces": make_spaced_tokenizer}
+"""How to make a tokenizer of each kind."""
