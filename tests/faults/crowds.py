@@ -95,7 +95,7 @@ async def play_newcomer(cluster: Cluster, checks: Checks, verdict: Verdict) -> N
 
 async def play_templates(cluster: Cluster, checks: Checks, verdict: Verdict) -> None:
     """Send chats whose template does not end: each is refused, and others are answered meanwhile."""
-    turns = [{"role": "user", "content": "hi"}] * 2
+    turns = [{"role": "user", "content": "hi"}] * 4
     message = decode_pb2.GenerateRequest(chat=decode_pb2.ChatPrompt(messages=turns)).SerializeToString()
     async with survivor(cluster, checks, verdict):
         chats = [asyncio.create_task(call(cluster.address("decode0"), message)) for _ in range(NUM_CHATS)]

@@ -32,9 +32,9 @@ CONSTANTS = {
     "decode_service.prefill.prefill_client.LONGEST_PAUSE_S": 0.3,
     "decode_service.prefill.peer_connection.HANDSHAKE_S": 2.0,
     "decode_service.prefill.session_transfers.DRAIN_LIMIT_S": 6.0,
-    # Asked for by nobody but `crowds.py`; the trial at start has one turn.
+    # Asked for by nobody but `crowds.py`; the trials at start have three turns at most.
     "common.model.tiny._CHAT_TEMPLATE": (
-        "{% if messages | length > 1 %}"
+        "{% if messages | length > 3 %}"
         + "{% for one in range(99999) %}" * 4
         + "{% endfor %}" * 4
         + "{% endif %}hi"

@@ -16,8 +16,8 @@ from tests.integration.test_signals import END_LIMIT_S, until_refused
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300), pytest.mark.usefixtures("leak_check")]
 
 ENDLESS = "{% for one in range(99999) %}" * 4 + "{% endfor %}" * 4
-TEMPLATE = "{% if messages | length > 1 %}" + ENDLESS + "{% endif %}hi"
-"""Passes the trial at start."""
+TEMPLATE = "{% if messages | length > 3 %}" + ENDLESS + "{% endif %}hi"
+"""Passes the trials at start."""
 
 
 async def test_a_template_that_takes_for_ever_holds_up_nobody(
@@ -33,7 +33,7 @@ async def test_a_template_that_takes_for_ever_holds_up_nobody(
         assert process.stdout is not None
         assert (await process.stdout.readline()).startswith(b"ready ")
         async with AsyncClient(address) as client:
-            turns = [{"role": "user", "content": "hi"}] * 2
+            turns = [{"role": "user", "content": "hi"}] * 4
             chat = asyncio.create_task(client.complete(messages=turns))
             assert (await client.complete(token_ids=[1, 2], max_new_tokens=1)).token_ids
             assert not chat.done()
