@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
+from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from common.errors import ConfigError, InvalidRequest, PromptTooLong, Violation
@@ -30,8 +31,8 @@ from common.excerpt import excerpt
 from common.model.chat import Chat
 from common.model.chat_template import ChatTemplate
 from common.model.control_tokens import ControlTokens
+from common.model.template_files import default_template
 from common.model.text_bound import text_bound
-from common.model.tokenizer_files import default_template
 from common.runtime.limited import run_limited
 
 LONG_TEXT_CHARS = 4000
@@ -56,7 +57,7 @@ class Tokenizer:
         """Wrap a transformers tokenizer of a model whose sequences end with `end_ids`.
 
         Raises ConfigError when it has no `tokenizers` backend, without which text cannot be streamed, and
-        when its chat template does not end.
+        when its chat template does not end or is none.
         """
         if not isinstance(pretrained, PreTrainedTokenizerFast):
             raise ConfigError("model", type(pretrained).__name__, "the tokenizer has no tokenizer.json form")
@@ -147,7 +148,7 @@ class Tokenizer:
     def _try(self, template: ChatTemplate) -> set[int]:
         """Return the added tokens that a template puts around the turns of a chat.
 
-        Raises: `ConfigError` when it does not end; one that refuses the trial may take others.
+        Raises: `ConfigError` when it does not end or is none; one that refuses the trial may take others.
         """
         self._rendered(partial(template.render, TRIAL))
         text = self._rendered(partial(template.render_closed, TRIAL_TURNS))
@@ -162,6 +163,9 @@ class Tokenizer:
         except TimeoutError as error:
             problem = f"a chat of a few short messages is {error}"
             raise ConfigError("chat_template", self._pretrained.name_or_path, problem) from None
+        except TemplateSyntaxError as error:
+            problem = f"is no template, at line {error.lineno}: {excerpt(str(error.message))}"
+            raise ConfigError("chat_template", self._pretrained.name_or_path, problem) from error
         except Exception:  # noqa: BLE001 - it may demand a system message, or an end after the first turn
             return ""
 

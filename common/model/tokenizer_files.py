@@ -2,10 +2,11 @@
 
 Theory of operation: token ids are those of `AutoTokenizer`, which the author of a model tried it with. Some
 classes build their rules (how digits are split, what is normalised) themselves and take only the vocabulary
-from tokenizer.json; a chat template can stand in several places, of which one wins. Both are obeyed as
-transformers does, and said at start. A vocabulary that the model has no rows for is refused.
+from tokenizer.json, and added tokens get ids without gaps; that is done in the same way, and said at start. A
+vocabulary that the model has no rows for is refused.
 
-Not here: what text becomes (`text.py`), end tokens (`generation.py`), which files must exist (`folder.py`).
+Not here: chat templates (`template_files.py`), what text becomes (`text.py`), end tokens (`generation.py`),
+which files must exist (`folder.py`).
 """
 
 from __future__ import annotations
@@ -23,10 +24,7 @@ from transformers import PreTrainedTokenizerFast as FastTokenizer
 from common.errors import ConfigError
 from common.excerpt import excerpt
 from common.model.folder import TOKENIZER, TOKENIZER_CONFIG, read_object
-
-EXTRA_TEMPLATES = "additional_chat_templates"
-
-_JINJA, _LEGACY = "chat_template.jinja", "chat_template.json"
+from common.model.template_files import LEGACY, find_templates, template_notes
 
 _RULES = ("normalizer", "pre_tokenizer")
 """Parts of a tokenizer.json that decide which ids a text has, beside its vocabulary."""
@@ -53,22 +51,22 @@ def read_tokenizer(spec: str, folder: Path, num_rows: int) -> FolderTokenizer:
 
     Raises: `ConfigError` when it cannot serve that model; whatever a library raises over broken files.
     """
+    content = read_object(spec, folder / TOKENIZER)
+    templates = find_templates(spec, folder)
     pretrained = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if not isinstance(pretrained, FastTokenizer):
         raise ConfigError("model", spec, f"{type(pretrained).__name__} has no {TOKENIZER} form")
-    _check_rows(spec, pretrained.backend_tokenizer, num_rows)
-    places = _templates(spec, folder)
-    template_notes = (*_template_notes(places, pretrained.chat_template),)
+    backend = pretrained.backend_tokenizer
+    _check_rows(spec, backend, num_rows)
+    notes = [
+        *_rule_notes(pretrained, Backend.from_file(str(folder / TOKENIZER))),
+        *_moved_notes(backend, content["added_tokens"]),
+        *_row_notes(backend, num_rows),
+        *template_notes(templates, pretrained.chat_template),
+    ]
     if pretrained.chat_template is None:
-        pretrained.chat_template = places.get(_LEGACY)
-    written = Backend.from_file(str(folder / TOKENIZER))
-    notes = (*_rule_notes(pretrained, written), *_row_notes(pretrained.backend_tokenizer, num_rows))
-    return FolderTokenizer(pretrained, (*notes, *template_notes))
-
-
-def default_template(value: Any) -> str | None:
-    """Return the template for chats without tools; None also when none of several is that."""
-    return value.get("default") if isinstance(value, dict) else value
+        pretrained.chat_template = templates.get(LEGACY)
+    return FolderTokenizer(pretrained, tuple(notes))
 
 
 def _rule_notes(pretrained: FastTokenizer, written: Backend) -> Iterator[str]:
@@ -87,6 +85,17 @@ def _rule_notes(pretrained: FastTokenizer, written: Backend) -> Iterator[str]:
         yield f"transformers' {name} has its own {parts} in place of those of {TOKENIZER}"
     if added := sorted(new.keys() - old.keys(), key=new.__getitem__):
         yield f"{TOKENIZER} lacks {_shown(added, new)}: added by {TOKENIZER_CONFIG} or transformers' {name}"
+
+
+def _moved_notes(backend: Backend, added: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield which added tokens got other ids than the file gives them: the library leaves no gap."""
+    ids = {one["content"]: one["id"] for one in added}
+    vocab = backend.get_vocab()
+    moved = {token: vocab[token] for token in ids if vocab[token] != ids[token]}
+    if moved:
+        written = ", ".join(str(ids[token]) for token in moved)
+        shown = _shown(list(moved), moved)
+        yield f"{TOKENIZER} gives {excerpt(written, 60)} as ids of added tokens that become {shown}, in a row"
 
 
 def _state(part: Any) -> Any:
@@ -135,36 +144,3 @@ def _row_notes(backend: Backend, num_rows: int) -> Iterator[str]:
 def _shown(tokens: list[str], ids: dict[str, int]) -> str:
     shown = ", ".join(f"{excerpt(token, 40)!r} ({ids[token]})" for token in tokens[:_SHOWN_TOKENS])
     return shown + (f" and {len(tokens) - _SHOWN_TOKENS} more" if len(tokens) > _SHOWN_TOKENS else "")
-
-
-def _templates(spec: str, folder: Path) -> dict[str, Any]:
-    """Return what stands in each place of a chat template, the place that wins first."""
-    places: dict[str, Any] = {}
-    for name in (f"{EXTRA_TEMPLATES}/default.jinja", _JINJA):
-        if (folder / name).is_file():
-            places[name] = (folder / name).read_text(encoding="utf-8")
-    for name in (TOKENIZER_CONFIG, _LEGACY):
-        value = read_object(spec, folder / name).get("chat_template")
-        if isinstance(value, list):
-            value = {one.get("name"): one.get("template") for one in value if isinstance(one, dict)}
-        if value is not None:
-            places[name] = value
-    for name, value in places.items():
-        if not all(isinstance(one, str) for one in (value.values() if isinstance(value, dict) else [value])):
-            raise ConfigError("model", spec, f"the chat template of {name} is no text")
-    return places
-
-
-def _template_notes(places: dict[str, Any], loaded: Any) -> Iterator[str]:
-    """Yield what people should know about the template that is used, given what transformers loaded."""
-    used = places.get(_LEGACY) if loaded is None else loaded
-    if loaded is None and used is not None:
-        yield f"the chat template is that of {_LEGACY}, which transformers reads for processors only"
-    if isinstance(used, dict) and "default" not in used:
-        names = excerpt(", ".join(sorted(map(str, used))))
-        yield f"of the chat templates {names} none is called default: chats are refused"
-    defaults = {name: default_template(value) for name, value in places.items()}
-    winner = next((name for name, text in defaults.items() if text == default_template(used)), None)
-    for name, text in defaults.items():
-        if winner is not None and text not in (None, defaults[winner]):
-            yield f"{name} has another chat template than {winner}, which is used"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from common.model.tiny import make_byte_tokenizer
+from common.model.source import TinyFamily
+from common.model.tiny import make_byte_tokenizer, tiny_config
 
 
 def make_spaced_tokenizer(**config: Any) -> PreTrainedTokenizerFast:
@@ -75,3 +78,17 @@ def with_control_tokens(pretrained: PreTrainedTokenizerFast, template: str) -> P
 
 VOCABULARIES = {"bytes": make_byte_tokenizer, "spaces": make_spaced_tokenizer}
 """How to make a tokenizer of each kind."""
+
+
+def save_tokenizer(folder: Path, family: str, tokenizer: PreTrainedTokenizerFast, **config: object) -> Path:
+    """Write what a tokenizer is read from, with these keys in tokenizer_config.json; None takes one away."""
+    tiny_config(TinyFamily(family)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    edit_json(folder / "tokenizer_config.json", **config)
+    return folder
+
+
+def edit_json(path: Path, **changes: object) -> None:
+    """Change keys of a JSON file; None takes one away."""
+    content = {**(json.loads(path.read_text()) if path.exists() else {}), **changes}
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))

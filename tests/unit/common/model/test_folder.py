@@ -72,6 +72,14 @@ def test_missing_file_is_named(folder: Path, name: str, said: str) -> None:
     assert refusal(folder).startswith(said)
 
 
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "vocab.json"])
+def test_other_files_of_a_tokenizer_are_none(folder: Path, name: str) -> None:
+    """Row Y12: transformers would make an empty one up, and every text would have the same ids."""
+    (folder / "tokenizer.json").rename(folder / name)
+
+    assert refusal(folder).startswith("the folder has no tokenizer.json")
+
+
 def _link(path: Path) -> None:
     path.symlink_to("../blobs/7")
 

@@ -239,6 +239,13 @@ def test_a_template_that_does_not_end_is_refused_at_start(monkeypatch: pytest.Mo
         with_template(ENDLESS)
 
 
+@pytest.mark.parametrize("template", ["{% for %}", "hi {{ messages", "{{ messages | no_such_filter }}"])
+def test_what_is_no_template_is_refused_at_start(template: str) -> None:
+    """Every chat would be."""
+    with pytest.raises(ConfigError, match=r"chat_template=/models/odd: is no template, at line 1: "):
+        with_template(template)
+
+
 def test_a_chat_at_which_the_template_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program of the model's author has limited time, and no thread of it is left."""
     monkeypatch.setattr(text_module, "TEMPLATE_LIMIT_S", 0.2)
