@@ -12,6 +12,8 @@ import tempfile
 from pathlib import Path
 
 from common.errors import ConfigError
+from common.model.checkpoint import read_checkpoint
+from common.model.configuration import read_config
 from common.model.folder import check_complete
 from common.model.source import parse_source
 from common.runtime.address import parse_address
@@ -24,6 +26,8 @@ def check_host(config: ServiceConfig) -> None:
     source = parse_source(config.model)
     if source.folder is not None:
         check_complete(config.model, source.folder)
+        written = read_config(config.model, source.folder)
+        read_checkpoint(config.model, source.folder, written)
     _check_temporary()
     _check_slab_dir(config.slab_dir, config.slab_space_bytes)
     if config.journal:

@@ -154,6 +154,10 @@ class ServiceConfig:
     chunk_tokens: int = setting(
         TOKENS, "TOKENS", "size of one prefill forward, a multiple of --page-tokens; both services alike",
         256)
+    max_context_tokens: int = setting(
+        click.IntRange(0, MOST_TOKENS), "TOKENS",
+        "longest prompt with its answer; 0 takes what the model's config says, more than that only where its "
+        "positions can be stretched", 0)
     silence_limit_s: float = setting(
         Number(SHORTEST_LIMIT_S, LONGEST_S), "SECONDS",
         "a connected peer that says nothing for longer is lost; pings go every half second", 3.0)

@@ -22,16 +22,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
-from common.errors import EngineFailed, UnsupportedModel
+from common.errors import EngineFailed
 
 NAME = "kvspan"
 """What the attention function is registered as."""
 
 _IGNORED = frozenset({"position_ids", "use_cache", "cache_position", "shared_kv_states", "logits_to_keep"})
 """Arguments that change nothing about attention over keys and values that lie ready."""
-
-_BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
-"""Position encodings whose frequencies follow the longest position in the batch."""
 
 
 class AttendedKV(Protocol):
@@ -46,14 +43,7 @@ class AttendedKV(Protocol):
 
 
 def install(model: PreTrainedModel) -> None:
-    """Let `model` attend through `AttendedKV`; it then runs with our caches only. Idempotent.
-
-    Raises UnsupportedModel when the position encoding depends on who shares the batch.
-    """
-    kinds = _rope_types(model) & _BATCH_DEPENDENT_ROPE
-    if kinds:
-        problem = f"rope type {', '.join(sorted(kinds))} depends on the longest sequence of the batch"
-        raise UnsupportedModel(str(model.config.model_type), (), problem)
+    """Let `model` attend through `AttendedKV`; it then runs with our caches only. Idempotent."""
     AttentionInterface.register(NAME, attend)
     model.set_attn_implementation(NAME)
 
@@ -149,9 +139,3 @@ def _refuse_unknown(module: nn.Module, others: dict[str, Any]) -> None:
         raise EngineFailed(
             f"{type(module).__name__} asks for {', '.join(unknown)}, unknown to this attention"
         )
-
-
-def _rope_types(model: PreTrainedModel) -> set[str]:
-    parameters = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
-    every = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
-    return {str(one.get("rope_type", "default")) for one in every}

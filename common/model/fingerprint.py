@@ -1,16 +1,19 @@
 """Digests that say whether two services loaded the same model, by content and never by place.
 
-Theory of operation: three digests (XXH3, 128 bits). *config* covers the canonical JSON of the model config
-without what differs between copies of one model: names, paths, library version, stored dtype, the choice of
-an attention kernel. *weights* covers name, dtype, shape and bytes of every tensor of the loaded state in
-name order, so neither folder nor sharding matters; a tensor under several names (tied) counts once, under
-the first. *tokenizer* covers its serialised form, chat template and special ids.
+Theory of operation: three digests (XXH3, 128 bits). *config* covers the canonical JSON of the keys that the
+model type declares, with their defaults, and of those that transformers reads of any; without what changes no
+number of a forward: names, token ids, training, outputs, caches. What else stands in a config (notes of its
+author, keys that an older release wrote for every model) is read by nobody. *weights* covers name, dtype,
+shape and bytes of every tensor of the loaded state in name order, so neither folder nor sharding matters; a
+tensor under several names (tied) counts once, under the first. *tokenizer* covers its serialised form, chat
+template and special ids.
 
 Not here: comparing them (`common/session`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -22,9 +25,28 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from common.session.identity import ModelFingerprint
 
 _INCIDENTAL = frozenset(
-    {"_name_or_path", "architectures", "attn_implementation", "dtype", "torch_dtype", "transformers_version"}
-)
-"""Config keys that may differ between two copies of one model."""
+    {
+        *(field.name for field in dataclasses.fields(PreTrainedConfig)),
+        "_name_or_path", "attn_implementation", "torch_dtype", "use_cache", "pretraining_tp", "type",
+        "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id",
+        "initializer_range", "initializer_factor", "init_std", "output_router_logits", "router_aux_loss_coef",
+        "router_jitter_noise", "num_logits_to_keep", "max_window_layers", "use_sliding_window",
+    }
+)  # fmt: skip
+"""Declared keys that change no number: what every config has, token ids, training and outputs, and what only
+makes another key that counts: `type` of a position encoding its `rope_type`, those about windows the
+`layer_types`. Keys about dropout count no more than these."""
+
+_DROPOUT = ("dropout", "pdrop", "layerdrop")
+"""In names of keys that only training obeys."""
+
+_READ_OF_ANY = frozenset(
+    {
+        "model_type", "attention_chunk_size", "head_dim", "is_causal", "kv_sharing_modes", "layer_types",
+        "per_layer_config", "sliding_window", "use_bidirectional_attention",
+    }
+)  # fmt: skip
+"""Keys that transformers reads of a model type whether it declares them or not."""
 
 _CALL_STATE = frozenset({"padding", "truncation"})
 """Tokenizer keys that an earlier call may have set."""
@@ -46,8 +68,23 @@ def config_digest(config: PreTrainedConfig) -> str:
 
 def config_fields(config: PreTrainedConfig) -> tuple[tuple[str, str], ...]:
     """Return each key of the config that counts, with its canonical JSON, sorted by key."""
-    fields = _without(config.to_dict(), _INCIDENTAL)
+    fields = _counted(config, config.to_dict())
     return tuple((key, _canonical(fields[key])) for key in sorted(fields))
+
+
+def _counted(config: PreTrainedConfig, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return of the fields of a config those that count, of a config inside it too."""
+    known = {field.name for field in dataclasses.fields(config)} | _READ_OF_ANY
+    counted = {}
+    for key, value in fields.items():
+        inner = getattr(config, key, None)
+        if key in _INCIDENTAL or key not in known or any(word in key for word in _DROPOUT):
+            continue
+        if isinstance(inner, PreTrainedConfig):
+            counted[key] = _counted(inner, value)
+        elif value is not None or key not in _READ_OF_ANY:
+            counted[key] = _without(value, _INCIDENTAL)
+    return counted
 
 
 def weights_digest(model: torch.nn.Module) -> str:
@@ -96,9 +133,9 @@ def _canonical(value: Any) -> str:
 
 
 def _without(value: Any, keys: frozenset[str]) -> Any:
-    """Return a JSON value without these keys, at any depth."""
+    """Return a JSON value without these keys at any depth, and whole numbers alike whatever their type."""
     if isinstance(value, dict):
         return {str(key): _without(item, keys) for key, item in value.items() if key not in keys}
     if isinstance(value, (list, tuple)):
         return [_without(item, keys) for item in value]
-    return value
+    return int(value) if isinstance(value, float) and value.is_integer() else value

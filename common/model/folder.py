@@ -26,20 +26,12 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 
 _READ = (
     CONFIG, "generation_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json",
-    "chat_template*", "additional_chat_templates/*.jinja", "model*.safetensors*", "pytorch_model*.bin*",
+    "chat_template*", "additional_chat_templates/*.jinja", "model*.safetensors*",
 )  # fmt: skip
 """What loading reads of a folder, as far as it is there."""
 
 _OBJECTS = ("generation_config.json", TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json")
 """Small files of JSON objects; a library takes some that are none for absent."""
-
-_WEIGHTS = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
-"""Where weights begin."""
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -52,31 +44,32 @@ def check_readable(spec: str, folder: Path) -> None:
         if not folder.is_dir():
             raise ConfigError("model", spec, "no such folder; models are never downloaded")
         names = {path for pattern in _READ for path in folder.glob(pattern)}
-        if not names and not os.access(folder, os.R_OK | os.X_OK):
+        if not os.access(folder, os.X_OK) or not (names or os.access(folder, os.R_OK)):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     except OSError as error:
         raise ConfigError("model", spec, f"cannot read the folder: {_reason(error, folder)}") from error
     for path in sorted(names):
-        _check_file(spec, path)
+        check_file(spec, path)
     if folder / CONFIG not in names:
-        raise ConfigError("model", spec, f"the folder has no {CONFIG}")
+        raise ConfigError("model", spec, f"the folder has no {CONFIG}{_instead(folder)}")
+
+
+def _instead(folder: Path) -> str:
+    """Return what a folder without a config is, where that can be told."""
+    if (folder / "adapter_config.json").exists():
+        return "; it holds an adapter (adapter_config.json), to be merged into its base model first"
+    if any(folder.glob("*.gguf")):
+        return "; a GGUF file is not read: save the model as safetensors"
+    return ""
 
 
 def check_complete(spec: str, folder: Path) -> None:
-    """Raise `ConfigError` unless tokenizer and weights are there, every part that an index names included."""
+    """Raise `ConfigError` unless the tokenizer is there, and every small file is what it should be."""
     for name in _OBJECTS:
         read_object(spec, folder / name)
     if not (folder / TOKENIZER).exists():
         way_out = "save one there with save_pretrained of transformers' tokenizer"
         raise ConfigError("model", spec, f"the folder has no {TOKENIZER}; {way_out}")
-    found = next((folder / name for name in _WEIGHTS if (folder / name).exists()), None)
-    if found is None:
-        raise ConfigError(
-            "model", spec, f"the folder has no weights, neither {_WEIGHTS[0]} nor {_WEIGHTS[1]}"
-        )
-    missing = [name for name in _parts(spec, found) if not (folder / name).exists()]
-    if missing:
-        raise ConfigError("model", spec, f"the folder lacks {missing[0]}, which {found.name} names")
 
 
 def read_object(spec: str, path: Path) -> dict[str, Any]:
@@ -95,16 +88,8 @@ def read_object(spec: str, path: Path) -> dict[str, Any]:
     return content
 
 
-def _parts(spec: str, index: Path) -> list[str]:
-    if index.suffix != ".json":
-        return []
-    try:
-        return sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError("model", spec, f"{index.name} is no index of weights: {error!r}") from error
-
-
-def _check_file(spec: str, path: Path) -> None:
+def check_file(spec: str, path: Path) -> None:
+    """Raise `ConfigError` unless `path` is a file that can be read, and none that stands for another one."""
     try:
         # Not blocking: a FIFO would wait for a writer for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

@@ -10,32 +10,32 @@ Not here: attention over pages (`attention.py`), prefill (`prefill.py`).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerFast as FastTokenizer
-from transformers.quantizers.auto import AutoHfQuantizer
 
-from common.errors import ConfigError, InvariantViolation, KVSpanError
-from common.excerpt import excerpt
+from common.errors import ConfigError
 from common.kv.geometry import DType, KVGeometry
+from common.model.checkpoint import read_checkpoint
+from common.model.configuration import read_config
 from common.model.demo import DEMO_NAME, cache_folder, ensure_demo_checkpoint
-from common.model.describe import check_against, describe, text_config
+from common.model.describe import check_against, describe, text_config, use_plainly
 from common.model.fingerprint import config_fields, fingerprint
 from common.model.folder import CONFIG, TOKENIZER, check_complete
 from common.model.foreign_code import code_notes
 from common.model.generation import EndTokens, end_ids, unused_defaults
+from common.model.library import blamed
+from common.model.positions import context_limits, ignored_keys
 from common.model.progress import shown_progress
 from common.model.source import ModelSource, SourceKind, parse_source
 from common.model.text import Tokenizer
 from common.model.tiny import make_byte_tokenizer, make_tiny, tiny_config
 from common.model.tokenizer_files import read_tokenizer
+from common.model.weights import load_weights
 from common.session.identity import ModelFingerprint
 
 TORCH_DTYPES = {
@@ -45,9 +45,6 @@ TORCH_DTYPES = {
 }
 
 _TINY_SEED = 0
-SHOWN_CHARS = 400
-"""Of what a library says about a file that it cannot load."""
-
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 
 
@@ -78,7 +75,10 @@ class LoadedModel:
     """Tokens that end a sequence, ascending: those of the generation config and of the tokenizer."""
 
     max_context: int
-    """Tokens of prompt and output together that the position encoding was made for."""
+    """Tokens of prompt and output together that the config says."""
+
+    max_stretched: int
+    """As many as its position encoding can be stretched to; not below `max_context`."""
 
     notes: tuple[str, ...]
     """What the folder says that is not obeyed, or is obeyed otherwise than people may think; for the log."""
@@ -106,7 +106,7 @@ def load_model(spec: str, dtype: str, page_tokens: int, progress: bool) -> Loade
         folder = _folder_of(source, progress)
         with shown_progress(progress):
             parts = _load_parts(spec, folder, kv_dtype, page_tokens)
-    with _told(spec, source.folder or Path(spec)):
+    with blamed(spec, source.folder or Path(spec)):
         return _examine(source, parts, kv_dtype)
 
 
@@ -117,6 +117,7 @@ def _examine(source: ModelSource, parts: _Parts, dtype: DType) -> LoadedModel:
     config_ids = text_config(parts.model.config).eos_token_id
     told = EndTokens(generation.eos_token_id, config_ids, parts.tokenizer.eos_token_id)
     eos_ids, end_notes = end_ids(source.spec, told, parts.geometry.vocab_size)
+    max_context, max_stretched = context_limits(text_config(parts.model.config))
     return LoadedModel(
         source=source,
         name=DEMO_NAME if source.kind is SourceKind.DEMO else source.name,
@@ -128,7 +129,8 @@ def _examine(source: ModelSource, parts: _Parts, dtype: DType) -> LoadedModel:
         config_fields=config_fields(parts.model.config),
         dtype=dtype,
         eos_ids=eos_ids,
-        max_context=_max_context(source.spec, parts.model.config),
+        max_context=max_context,
+        max_stretched=max_stretched,
         notes=(*parts.notes, *end_notes, *unused_defaults(generation.to_diff_dict())),
     )
 
@@ -172,77 +174,17 @@ def _make_tiny_parts(source: ModelSource, dtype: DType, page_tokens: int) -> _Pa
 
 
 def _load_parts(spec: str, folder: Path, dtype: DType, page_tokens: int) -> _Parts:
+    written = read_config(spec, folder)
     code = code_notes(spec, folder)
-    with _told(spec, folder / CONFIG):
+    with blamed(spec, folder / CONFIG):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        use_plainly(config)
         geometry = describe(config, dtype, page_tokens)
-        _refuse_quantization(spec, config)
     check_complete(spec, folder)
-    with _told(spec, folder / TOKENIZER):
+    checkpoint = read_checkpoint(spec, folder, written)
+    with blamed(spec, folder / TOKENIZER):
         tokenizer = read_tokenizer(spec, folder, geometry.vocab_size)
-    notes = (*code, *tokenizer.notes)
-    return _Parts(_load_weights(spec, folder, dtype), tokenizer.pretrained, geometry, notes)
-
-
-def _load_weights(spec: str, folder: Path, dtype: DType) -> PreTrainedModel:
-    paths = sorted(
-        path for pattern in ("model*.safetensors", "pytorch_model*.bin") for path in folder.glob(pattern)
-    )
-    for path in paths:
-        # Only heads are read: the library that loads them all does not say which one is broken.
-        with _told(spec, path), safe_open(path, "pt") if path.suffix == ".safetensors" else nullcontext():
-            pass
-    with _told(spec, paths[0] if len(paths) == 1 else folder):
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=TORCH_DTYPES[dtype],
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            # Reported like missing ones, and refused below; else the names stand in a table on stderr only.
-            ignore_mismatched_sizes=True,
-        )
-    _refuse_missing(spec, report)
-    model.requires_grad_(False)
-    loaded: PreTrainedModel = model.eval()
-    return loaded
-
-
-@contextmanager
-def _told(spec: str, path: Path) -> Iterator[None]:
-    """Turn whatever a library raises over a file into `ConfigError` that names it; our own errors pass.
-
-    Libraries promise no types, and a panic of native code is not even an Exception.
-    """
-    try:
-        yield
-    except (KVSpanError, InvariantViolation, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:
-        said = excerpt(" ".join(f"{type(error).__name__}: {error}".split()), SHOWN_CHARS)
-        raise ConfigError("model", spec, f"cannot load {path}: {said}") from error
-
-
-def _refuse_missing(spec: str, report: dict[str, Any]) -> None:
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise ConfigError("model", spec, f"the checkpoint lacks {len(missing)} tensors, first {missing[0]}")
-    other = sorted(report["mismatched_keys"])
-    if other:
-        name, found, wanted = other[0]
-        first = f"{name} is {list(found)}, its config says {list(wanted)}"
-        raise ConfigError("model", spec, f"{len(other)} tensors have another shape, first {first}")
-
-
-def _refuse_quantization(spec: str, config: PreTrainedConfig) -> None:
-    """Refuse a method that transformers does not know: it would load packed weights as if they were plain."""
-    quantization = getattr(config, "quantization_config", None)
-    if isinstance(quantization, dict) and not AutoHfQuantizer.supports_quant_method(quantization):
-        raise ConfigError("model", spec, f"quantization method {quantization['quant_method']!r} is not known")
-
-
-def _max_context(spec: str, config: PreTrainedConfig) -> int:
-    length = getattr(text_config(config), "max_position_embeddings", None)
-    if length is None:
-        raise ConfigError("model", spec, "its config has no max_position_embeddings")
-    return int(length)
+    model, notes = load_weights(spec, folder, config, checkpoint, TORCH_DTYPES[dtype])
+    ignored = tuple(f"{CONFIG}: {key} is not obeyed" for key in ignored_keys(text_config(config)))
+    notes = (*code, *checkpoint.notes, *ignored, *notes, *tokenizer.notes)
+    return _Parts(model, tokenizer.pretrained, geometry, notes)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from common.errors import ConfigError
 from common.model.linears import STABLE_ROWS, stabilise
 from common.model.loader import LoadedModel, load_model
 from common.model.prefill import ChunkedPrefill, numerics
@@ -54,11 +55,11 @@ def prepare(config: ServiceConfig, max_prompt_tokens: int, max_rows: int = STABL
     # A bar is for somebody who watches; in a file or between lines of JSON it is noise.
     progress = sys.stderr.isatty() and not config.log_json
     loaded = load_model(config.model, config.dtype, config.page_tokens, progress=progress)
+    max_prompt = min(max_prompt_tokens, context_tokens(config.max_context_tokens, loaded))
     for note in loaded.notes:
         logger.warning("model.noted", extra=log_fields(model=loaded.name, note=note))
     report = stabilise(loaded.model, max(max_rows, STABLE_ROWS))
     trim_memory()
-    max_prompt = min(max_prompt_tokens, loaded.max_context)
     rules = numerics(loaded.model, config.chunk_tokens, report)
     return Prepared(
         loaded,
@@ -68,6 +69,18 @@ def prepare(config: ServiceConfig, max_prompt_tokens: int, max_rows: int = STABL
         report.rows_rule,
         threads,
     )
+
+
+def context_tokens(wanted: int, loaded: LoadedModel) -> int:
+    """Return the tokens of the longest prompt with its answer; `wanted` is 0 for what the config says.
+
+    Raises `ConfigError` when the positions of the model do not reach as far.
+    """
+    if wanted > loaded.max_stretched:
+        says, most = f"max_position_embeddings is {loaded.max_context}", loaded.max_stretched
+        problem = f"{says}, and the positions of this model reach {most} at most"
+        raise ConfigError("max_context_tokens", wanted, problem)
+    return wanted or loaded.max_context
 
 
 def _identity(loaded: LoadedModel, numerics: Numerics) -> PeerIdentity:

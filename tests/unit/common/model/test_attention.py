@@ -9,10 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.errors import EngineFailed, UnsupportedModel
-from common.model.attention import attend, attend_chunk, attend_each, chunk_mask, install
-from common.model.source import TinyFamily
-from common.model.tiny import make_tiny, tiny_config
+from common.errors import EngineFailed
+from common.model.attention import attend, attend_chunk, attend_each, chunk_mask
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 6, 3, 8
 SCALING = 0.3
@@ -133,16 +131,6 @@ def test_attention_refuses_tensors() -> None:
 
     with pytest.raises(EngineFailed, match="what its cache returned"):
         attend(nn.Identity(), tensor, tensor, tensor, None)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_install_refuses_positions_that_depend_on_the_batch(kind: str) -> None:
-    """Frequencies that follow the longest sequence of a batch would make neighbours visible."""
-    model = make_tiny(tiny_config(TinyFamily.LLAMA), 3, torch.float32)
-    model.config.rope_parameters["rope_type"] = kind
-
-    with pytest.raises(UnsupportedModel, match=kind):
-        install(model)
 
 
 def test_head_groups_share_keys_as_torch_does() -> None:

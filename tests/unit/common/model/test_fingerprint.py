@@ -1,12 +1,15 @@
 """Tests of common/model/fingerprint.py."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
+from common.model.describe import use_plainly
 from common.model.fingerprint import config_fields, fingerprint, weights_digest
 from common.model.progress import shown_progress
 from common.model.source import TinyFamily
@@ -95,9 +98,94 @@ def test_changed_config_is_named_by_its_key() -> None:
     before, after = tiny_config(TinyFamily.LLAMA), tiny_config(TinyFamily.LLAMA)
     after.rope_parameters["rope_theta"] = 5.0
 
-    assert [key for key, _ in set(config_fields(before)) ^ set(config_fields(after))] == [
-        "rope_parameters"
-    ] * 2
+    assert changed_keys(before, after) == {"rope_parameters"}
+
+
+def changed_keys(before: PreTrainedConfig, after: PreTrainedConfig) -> set[str]:
+    """Return the keys in which two configs differ."""
+    return {key for key, _ in set(config_fields(before)) ^ set(config_fields(after))}
+
+
+def read_again(config: PreTrainedConfig, changes: dict[str, Any], *dropped: str) -> PreTrainedConfig:
+    """Return a config as a folder has it, with some keys changed and some left out."""
+    written = {key: value for key, value in config.to_dict().items() if key not in dropped}
+    again: PreTrainedConfig = type(config)(**written | changes)
+    return again
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *(
+            {key: value}
+            for key, value in {
+                "use_cache": False, "transformers_version": "4.0", "_name_or_path": "x", "dtype": "float16",
+                "torch_dtype": "float16", "output_attentions": True, "output_hidden_states": True,
+                "return_dict": False, "is_decoder": False, "initializer_range": 0.5, "attention_dropout": 0.5,
+                "pretraining_tp": 2,
+                "bos_token_id": 5, "eos_token_id": [5, 6], "pad_token_id": None, "problem_type": "regression",
+                "architectures": ["LlamaModel"], "chunk_size_feed_forward": 3, "id2label": {"0": "a"},
+                "note": "of the author", "run": 7, "tie_encoder_decoder": False,
+                "auto_map": {"AutoConfig": "x.Y"}, "rms_norm_eps": 1.0e-6, "rope_scaling": None,
+            }.items()
+        ),
+        {"use_cache": False, "note": None, "hidden_size": 72},
+    ],
+    ids=",".join,
+)  # fmt: skip
+def test_key_that_changes_no_number_is_no_difference(changes: dict[str, Any]) -> None:
+    """Row Y10: copies of one model that differ in trifles fit each other, and give the same logits."""
+    before = tiny_config(TinyFamily.LLAMA)
+    after = read_again(before, changes)
+    use_plainly(after)
+
+    assert changed_keys(before, after) == set()
+    token = torch.tensor([[5, 9]])
+    logits = [make_tiny(config, 3, torch.float32)(token).logits for config in (before, after)]
+    assert torch.equal(*logits)
+
+
+OTHER_VALUES: dict[str, Any] = {
+    "hidden_act": "gelu", "hidden_activation": "relu",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 7.0},
+    "layer_types": ["sliding_attention", "full_attention"] * 3, "use_bidirectional_attention": True,
+    "attn_logit_softcapping": 5.0, "final_logit_softcapping": 5.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", TinyFamily)
+def test_every_other_declared_key_is_a_difference(family: TinyFamily) -> None:
+    """Row N1: what a model type declares and is not known to change nothing counts, one key at a time."""
+    before = tiny_config(family)
+    counted = dict(config_fields(before))
+    for key in counted.keys() - {"model_type"}:
+        value = getattr(before, key)
+        after = tiny_config(family)
+        setattr(after, key, OTHER_VALUES[key] if key in OTHER_VALUES else _another(value))
+        assert key in changed_keys(before, after), key
+    declared = {field.name for field in dataclasses.fields(before)} - {field.name for field in BASE_FIELDS}
+    assert declared - counted.keys() <= TRIFLES
+
+
+def _another(value: Any) -> Any:
+    return not value if isinstance(value, bool) else 2 * value
+
+
+BASE_FIELDS = dataclasses.fields(PreTrainedConfig)
+TRIFLES = {
+    "use_cache", "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "attention_dropout",
+    "pretraining_tp", "use_sliding_window", "max_window_layers", "sliding_window",
+}  # fmt: skip
+"""Declared keys that do not count; a window that no layer has is none."""
+
+
+def test_old_and_new_spelling_of_positions_are_one_model() -> None:
+    """A copy that transformers 5 saved anew fits the one it was read from; 10000 is 10000.0."""
+    new = tiny_config(TinyFamily.LLAMA)
+    new.rope_parameters = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+    old = {"rope_scaling": {"type": "linear", "factor": 2}, "rope_theta": 10000}
+
+    assert changed_keys(new, read_again(new, old, "rope_parameters")) == set()
 
 
 @pytest.mark.parametrize(

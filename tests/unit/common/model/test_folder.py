@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -39,13 +38,8 @@ def refusal(folder: Path) -> str:
 
 
 def test_whole_folder_is_accepted(folder: Path) -> None:
-    """Weights may be one file, or several behind an index."""
+    """Nothing is looked at but whether it can be read."""
     check_readable(SPEC, folder)
-    check_complete(SPEC, folder)
-
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
-    index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     check_complete(SPEC, folder)
 
 
@@ -62,7 +56,6 @@ def test_pointer_of_git_lfs_is_named_with_the_way_out(folder: Path, name: str) -
     [
         ("config.json", "the folder has no config.json"),
         ("tokenizer.json", "the folder has no tokenizer.json; save one there"),
-        ("model.safetensors", "the folder has no weights, neither model.safetensors nor"),
     ],
 )
 def test_missing_file_is_named(folder: Path, name: str, said: str) -> None:
@@ -101,22 +94,14 @@ def test_what_is_no_file_is_named_at_once(folder: Path, make: Callable[[Path], N
 
 
 @pytest.mark.parametrize(
-    ("index", "said"),
-    [
-        (
-            '{"weight_map": {"a": "model-2.safetensors"}}',
-            "the folder lacks model-2.safetensors, which",
-        ),
-        ("{", "model.safetensors.index.json is no index of weights"),
-        ("[]", "model.safetensors.index.json is no index of weights"),
-    ],
+    ("name", "said"),
+    [("adapter_config.json", "; it holds an adapter"), ("m-Q4.gguf", "; a GGUF file is not read"), ("a", "")],
 )
-def test_index_must_lead_to_weights(folder: Path, index: str, said: str) -> None:
-    """Half a download is found before it is loaded."""
-    (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_text(index)
+def test_folder_without_a_config_is_told_what_it_is(tmp_path: Path, name: str, said: str) -> None:
+    """Row Y8: an adapter alone, or a file of another format, is no model."""
+    (tmp_path / name).touch()
 
-    assert refusal(folder).startswith(said)
+    assert refusal(tmp_path).startswith(f"the folder has no config.json{said}")
 
 
 def test_folder_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -135,12 +120,14 @@ def public_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "."])
-def test_what_another_user_may_not_read_is_named_with_its_mode(public_folder: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "mode"), [("model.safetensors", 0), (".", 0), (".", 0o644)])
+def test_what_another_user_may_not_read_is_named_with_its_mode(
+    public_folder: Path, name: str, mode: int
+) -> None:
     """A mode of 0600 reads as "no such file" in a library, which sends people to look for it."""
     for file in ("config.json", "tokenizer.json", "model.safetensors"):
         (public_folder / file).write_bytes(b"{}")
-    (public_folder / name).chmod(0)
+    (public_folder / name).chmod(mode)
     code = (
         "import os, sys; from pathlib import Path\n"
         "from common.model.folder import check_readable\n"
@@ -154,6 +141,6 @@ def test_what_another_user_may_not_read_is_named_with_its_mode(public_folder: Pa
 
     owner = os.geteuid()
     asker = NOBODY if owner == 0 else owner
-    said = f"Permission denied (mode 0000 of user {owner}, this process is user {asker})"
+    said = f"Permission denied (mode {mode:04o} of user {owner}, this process is user {asker})"
     what = "model.safetensors" if name != "." else "the folder"
     assert f"model=given: cannot read {what}: {said}" in done.stderr
