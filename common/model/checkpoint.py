@@ -80,6 +80,7 @@ def read_checkpoint(spec: str, folder: Path, config: Mapping[str, Any]) -> Check
     """
     _refuse_quantized(spec, folder, config)
     files = _weight_files(spec, folder)
+    _refuse_other_file(spec, files, config)
     tensors: dict[str, StoredTensor] = {}
     for path in files:
         for name, tensor in _stored(spec, path):
@@ -170,6 +171,14 @@ def _head(path: Path) -> tuple[dict[str, Any], int]:
     if not isinstance(head, dict):
         raise ValueError("its head is no JSON object")
     return head, size - 8 - length
+
+
+def _refuse_other_file(spec: str, files: tuple[Path, ...], config: Mapping[str, Any]) -> None:
+    """Refuse a config that sends the library to other weights than those looked at here."""
+    named, read = config.get("transformers_weights"), WEIGHTS if files[0].name == WEIGHTS else INDEX
+    if named not in (None, read):
+        shown = excerpt(json.dumps(named))
+        raise ConfigError("model", spec, f"config.json: transformers_weights is {shown}, not {read}")
 
 
 def _check_bounds(spec: str, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> None:

@@ -32,8 +32,9 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def use_plainly(config: PreTrainedConfig) -> None:
-    """Undo what a config says of the form of outputs: a forward returns logits by name, and nothing else."""
+    """Undo what a config says of the form of outputs and of kernels: both are the caller's."""
     for part in (config, text_config(config)):
+        part._attn_implementation, part._experts_implementation = None, None
         part.return_dict, part.output_hidden_states, part.output_attentions = True, False, False
 
 

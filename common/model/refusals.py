@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers.activations import ACT2FN
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from common.errors import UnsupportedModel
@@ -54,6 +55,7 @@ def refuse_unsupported(
     _refuse_foreign_state(name, config, decoder, layer_types)
     _refuse_foreign_attention(name, decoder)
     _refuse_other_head(name, config)
+    _refuse_unknown_activation(name, decoder)
     _refuse_quantized_cache(name, config)
     _refuse_bad_windows(name, decoder, layer_types)
 
@@ -61,10 +63,10 @@ def refuse_unsupported(
 def refuse_undeclared(name: str, decoder: PreTrainedConfig) -> None:
     """Refuse windows that a model type knows nothing of: caches would obey them, its attention would not."""
     window, types = getattr(decoder, "sliding_window", None), getattr(decoder, "layer_types", None)
-    if window is not None and not _declares(decoder, "sliding_window"):
+    if window is not None and not _knows(decoder, "sliding_window"):
         raise UnsupportedModel(name, (), f"sliding_window={window} is no key of this model type")
     kind = FULL if window is None else SLIDING
-    if not _declares(decoder, "layer_types") and any(one != kind for one in types or ()):
+    if any(one != kind for one in types or ()) and not _knows(decoder, "layer_types"):
         problem = f"layer_types={excerpt(str(types))} is no key of this model type, whose layers are {kind}"
         raise UnsupportedModel(name, (), problem)
 
@@ -154,7 +156,12 @@ def _is_causal(decoder: PreTrainedConfig) -> bool:
 
 
 def _declares(config: PreTrainedConfig, key: str) -> bool:
-    return key in {field.name for field in dataclasses.fields(config)} or hasattr(type(config), key)
+    return key in {field.name for field in dataclasses.fields(config)}
+
+
+def _knows(config: PreTrainedConfig, key: str) -> bool:
+    """Tell whether a model type declares a key, or makes it of others."""
+    return _declares(config, key) or hasattr(type(config)(), key)
 
 
 def _refuse_bad_windows(name: str, decoder: PreTrainedConfig, layer_types: Sequence[str]) -> None:
@@ -177,6 +184,13 @@ def _refuse_other_head(name: str, config: PreTrainedConfig) -> None:
     if wrong and len(wrong) == len(told):
         problem = f"architectures says {excerpt(', '.join(wrong))}, this model type runs {served}"
         raise UnsupportedModel(name, (), problem)
+
+
+def _refuse_unknown_activation(name: str, decoder: PreTrainedConfig) -> None:
+    for key in ("hidden_act", "hidden_activation"):
+        value = getattr(decoder, key, None)
+        if isinstance(value, str) and value not in ACT2FN:
+            raise UnsupportedModel(name, (), f"{key} is {excerpt(value)!r}, which transformers does not know")
 
 
 def _refuse_quantized_cache(name: str, config: PreTrainedConfig) -> None:

@@ -48,6 +48,7 @@ def test_class_that_generates_is_served(name: str) -> None:
         ),
         (LlamaConfig(architectures=["MistralForCausalLM"]), "MistralForCausalLM, this model type runs Llama"),
         (LlamaConfig(is_causal=False), "not causal"),
+        (LlamaConfig(hidden_act="magic"), "hidden_act is 'magic', which transformers does not know"),
         (LlamaConfig(is_encoder_decoder=True), "encoder-decoder"),
         (BertConfig(is_decoder=False), "not causal"),
         (LlamaConfig(sliding_window=64), "sliding_window=64 is no key of this model type"),
