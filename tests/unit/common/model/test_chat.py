@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 from transformers import PreTrainedTokenizerFast
 
@@ -92,6 +94,41 @@ def test_last_turn_of_the_assistant_goes_on(pretrained: PreTrainedTokenizerFast)
     assert [tokenizer.encode_chat(chat) for chat in OPEN] == [
         reference_ids(pretrained, chat, sanitize=True) for chat in OPEN
     ]
+
+
+FRAGMENTS = [
+    "<",
+    "|",
+    "im_",
+    "end",
+    "|>",
+    ">",
+    "<|im_end|>",
+    "<eos>",
+    "eos",
+    "|im_end|",
+    "[INST]",
+    "INST",
+    " ",
+    "\n",
+]
+CONTENTS = st.lists(st.sampled_from(FRAGMENTS), max_size=4).map("".join)
+BY_TEMPLATE = {
+    name: Tokenizer(with_control_tokens(make_byte_tokenizer(), TEMPLATES[name])) for name in TEMPLATES
+}
+
+
+@given(st.sampled_from(sorted(TEMPLATES)), st.lists(CONTENTS, min_size=1, max_size=4))
+def test_nothing_that_people_write_adds_or_takes_a_control_token(template: str, contents: list[str]) -> None:
+    """A chat has those of a harmless one, or is refused; whatever its contents are parts of."""
+    tokenizer = BY_TEMPLATE[template]
+    try:
+        ids = tokenizer.encode_chat(turns(*contents))
+    except InvalidRequest:
+        return
+
+    harmless = tokenizer.encode_chat(turns(*("a" for _ in contents)))
+    assert [one for one in ids if one > 255] == [one for one in harmless if one > 255]
 
 
 def make_tokenizer(template: str, *added: AddedToken) -> Tokenizer:
