@@ -73,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with _early_end(line):
         # The C core of grpc reports every ordinary end of a connection otherwise.
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+        _open_closed_streams()
         _print_any_text()
         return _run_logging(line)
 
@@ -163,6 +164,18 @@ def usage_text(error: click.ClickException) -> str:
     return (
         f"{text} It comes from {param.envvar}." if param and source is ParameterSource.ENVIRONMENT else text
     )
+
+
+def _open_closed_streams() -> None:
+    """Give a process that was started without standard streams streams to nowhere.
+
+    Else the next files that are opened take their numbers, and what native code prints goes into one of them.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            # The lowest free number is the one that was closed.
+            os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def _print_any_text() -> None:

@@ -96,6 +96,27 @@ def test_no_command_at_all_is_answered_with_the_help(capsys: pytest.CaptureFixtu
     assert "Commands:" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_standard_streams_that_were_closed_lead_nowhere(closed: str, tmp_path: Path) -> None:
+    """A service manager may start a program without them; no socket or file of ours takes their numbers."""
+    code = (
+        "import os, sys; from kvspan import cli; cli.main(['fly', '--log-json'])\n"
+        "with open(sys.argv[1], 'w') as told:\n"
+        "    for number in range(3): print(os.readlink(f'/proc/self/fd/{number}'), file=told)"
+    )
+    told = tmp_path / "told"
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", code, str(told)]
+
+    with (tmp_path / "open").open("w") as file:
+        done = subprocess.run(
+            command, check=False, stdin=subprocess.DEVNULL, stdout=file, stderr=file, cwd=ROOT
+        )
+
+    expected = ["/dev/null" if f"{number}" in closed else file.name for number in range(3)]
+    assert done.returncode == 0
+    assert told.read_text().splitlines() == ["/dev/null", *expected[1:]]
+
+
 def failing_with(error: BaseException) -> click.Command:
     """Return a command that raises `error`."""
 
