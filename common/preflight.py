@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from common.errors import ConfigError
@@ -16,6 +18,7 @@ from common.model.checkpoint import read_checkpoint
 from common.model.configuration import read_config
 from common.model.folder import check_complete
 from common.model.source import parse_source
+from common.own_file import file_problem
 from common.runtime.address import parse_address
 from common.runtime.listening import check_free
 from common.settings import ServiceConfig
@@ -23,16 +26,27 @@ from common.settings import ServiceConfig
 
 def check_host(config: ServiceConfig) -> None:
     """Raise `ConfigError` for the first setting that this host does not allow."""
+    _check_working_directory()
     source = parse_source(config.model)
     if source.folder is not None:
         check_complete(config.model, source.folder)
         written = read_config(config.model, source.folder)
         read_checkpoint(config.model, source.folder, written)
     _check_temporary()
-    _check_slab_dir(config.slab_dir, config.slab_space_bytes)
+    with _told("slab_dir", config.slab_dir):
+        _check_slab_dir(config.slab_dir, config.slab_space_bytes)
     if config.journal:
         _check_file("journal", Path(config.journal))
     check_free("listen", parse_address("listen", config.listen))
+
+
+def _check_working_directory() -> None:
+    """Raise `ConfigError` when it was removed: libraries find their files by it, and end the process."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        problem = f"cannot use the working directory: {error.strerror}; change to another one"
+        raise ConfigError("PWD", os.environ.get("PWD", ""), problem) from error
 
 
 def _check_temporary() -> None:
@@ -64,11 +78,21 @@ def _check_slab_dir(directory: str, num_bytes: int) -> None:
 
 
 def _check_file(field: str, path: Path) -> None:
-    """Raise `ConfigError` unless `path` is a file that can be written, or can become one."""
+    """Raise `ConfigError` unless `path` is a file of this user that can be written, or can become one."""
     directory = path.parent
-    if not directory.is_dir():
-        raise ConfigError(field, path, f"lies in {directory}, which is not a directory")
-    if path.exists() and not path.is_file():
-        raise ConfigError(field, path, "is there and is not a file")
-    if not os.access(path if path.exists() else directory, os.W_OK):
-        raise ConfigError(field, path, f"cannot be written by user {os.geteuid()}")
+    with _told(field, path):
+        if not directory.is_dir():
+            raise ConfigError(field, path, f"lies in {directory}, which is not a directory")
+        if problem := file_problem(path):
+            raise ConfigError(field, path, problem)
+        if not os.access(path if path.exists() else directory, os.W_OK):
+            raise ConfigError(field, path, f"cannot be written by user {os.geteuid()}")
+
+
+@contextmanager
+def _told(field: str, value: object) -> Iterator[None]:
+    """Turn what the system says of a path that cannot be looked at into the refusal of a setting."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(field, value, f"{error.strerror}: {error.filename}") from error

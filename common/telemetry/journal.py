@@ -35,6 +35,7 @@ from common.errors import ConfigError
 from common.kv.digest import DigestKind, digest
 from common.kv.ranges import Range
 from common.kv.spans import Span
+from common.own_file import open_own
 from common.telemetry.logging import log_fields
 
 logger = logging.getLogger(__name__)
@@ -143,17 +144,21 @@ class Journal:
     def __init__(self, path: Path, boot_id: str, now_ns: Callable[[], int]) -> None:
         """Open the file, made with mode 0600 when it is not there, and take its end over.
 
-        Raises: `ConfigError` when it cannot be opened, is no journal, or is written by another process.
+        Raises: `ConfigError` when it cannot be opened, is not a file of this user, is no journal, or is
+        written by another process; it is as it was then.
         """
         self._path = path
         self._boot_id = boot_id
         self._now_ns = now_ns
-        self._fd = _open(path)
         try:
-            self._number, self._chain = _take_over(self._fd, path)
-        except BaseException:
-            os.close(self._fd)
-            raise
+            self._fd = _open(path)
+            try:
+                self._number, self._chain = _take_over(self._fd, path)
+            except BaseException:
+                os.close(self._fd)
+                raise
+        except OSError as error:
+            raise ConfigError("journal", path, error.strerror or str(error)) from error
         # Invariant: number and chain of the last whole line of the file.
         self._num_lines = 0
         self._num_bytes = 0
@@ -251,16 +256,15 @@ def span_fields(span: Span) -> dict[str, Any]:
 
 
 def _open(path: Path) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    try:
-        fd = os.open(path, flags, 0o600)
-    except OSError as error:
-        raise ConfigError("journal", path, error.strerror or str(error)) from error
+    fd = open_own(path, os.O_RDWR | os.O_APPEND)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         os.close(fd)
         raise ConfigError("journal", path, "is written by another process") from error
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +16,9 @@ import pytest
 from common.errors import ConfigError
 from common.preflight import check_host
 from decode_service.config import DecodeConfig
+from kvspan.commands.command import EXIT_USAGE
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -39,6 +45,9 @@ def test_what_is_there_is_accepted(config: DecodeConfig, tmp_path: Path) -> None
             "journal=/no/such/folder/j: lies in /no/such/folder, which is not a",
         ),
         ({"journal": "/tmp"}, "journal=/tmp: is there and is not a file"),
+        ({"journal": "/proc/self/exe"}, "journal=/proc/self/exe: is a link; name the file that it leads to"),
+        ({"slab_dir": "x" * 300}, f"slab_dir={'x' * 300}: File name too long: "),
+        ({"journal": "x" * 300}, f"journal={'x' * 300}: File name too long: "),
         ({"journal": "/dev/null"}, "journal=/dev/null: is there and is not a file"),
         (
             {"listen": "unix:/no/such/folder/s"},
@@ -73,6 +82,22 @@ def test_a_host_without_temporary_files_is_told_the_way_out(
 
     with pytest.raises(ConfigError, match=r"^TMPDIR=/no/such/folder: .*mount a tmpfs on /tmp$"):
         check_host(config)
+
+
+@pytest.mark.multiprocess
+def test_working_directory_that_was_removed_is_named(tmp_path: Path) -> None:
+    """Native libraries look for their files by it; one of them ends the process otherwise."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    line = f"cd {gone}; rmdir {gone}; exec {sys.executable} -m kvspan.cli decode"
+    command = ["sh", "-c", f"{line} --model=tiny:llama --listen=127.0.0.1:0"]
+
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+
+    assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
+    assert done.stderr.startswith(f"kvspan: PWD={gone}: cannot use the working directory: No such file")
 
 
 def test_slabs_must_find_room(config: DecodeConfig) -> None:

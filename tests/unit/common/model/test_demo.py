@@ -66,7 +66,7 @@ def test_of_two_that_want_it_at_once_one_converts(tmp_path: Path, monkeypatch: p
         conversions.append(folder)
         is_converting.set()
         go_on.wait(60)
-        make_checkpoint(folder.parent / "other").rename(folder)
+        make_checkpoint(folder.parent / "other").replace(folder)
 
     monkeypatch.setattr(demo, "_find_gguf", lambda: tmp_path / "any.gguf")
     monkeypatch.setattr(demo, "_convert", convert)
@@ -111,6 +111,54 @@ def test_cache_that_cannot_be_written_is_a_config_error(
         ensure_demo_checkpoint(tmp_path / "cache", progress=False)
 
     assert refusal.value.field == "KVSPAN_CACHE"
+
+
+def test_cache_is_made_for_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who can write into it chooses what is served, so no umask opens it, nor the model in it."""
+    monkeypatch.setattr(demo, "_find_gguf", lambda: tmp_path / "any.gguf")
+    monkeypatch.setattr(demo, "_convert", lambda gguf, folder, progress: None)
+    before = os.umask(0)
+    try:
+        folder = ensure_demo_checkpoint(tmp_path / "cache", progress=False)
+    finally:
+        os.umask(before)
+
+    assert {oct(path.stat().st_mode & 0o777) for path in (folder, folder.parent)} == {"0o700"}
+
+
+@pytest.mark.parametrize("open_one", ["cache", "cache/SmolLM2-135M-Instruct-v1"])
+def test_cache_is_refused_when_others_can_write_into_it(tmp_path: Path, open_one: str) -> None:
+    """A model that is there may be of anybody; the folder and its mode are named."""
+    make_checkpoint(tmp_path / "cache")
+    (tmp_path / open_one).chmod(0o777)
+
+    with pytest.raises(ConfigError, match=rf"^KVSPAN_CACHE={tmp_path}/{open_one}: others can write .*0777"):
+        ensure_demo_checkpoint(tmp_path / "cache", progress=False)
+
+
+def test_lock_that_is_a_link_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it leads to nothing is opened, made or cut."""
+    (tmp_path / "target").write_text("kept")
+    (tmp_path / ".SmolLM2-135M-Instruct-v1.lock").symlink_to("target")
+    monkeypatch.setattr(demo, "_find_gguf", lambda: tmp_path / "any.gguf")
+
+    with pytest.raises(ConfigError, match="is a link"):
+        ensure_demo_checkpoint(tmp_path, progress=False)
+
+    assert (tmp_path / "target").read_text() == "kept"
+
+
+def test_what_a_killed_conversion_left_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a process with the lock converts, so nobody else writes there."""
+    make_checkpoint(tmp_path / ".SmolLM2-135M-Instruct-v1-x7")
+    monkeypatch.setattr(demo, "_find_gguf", lambda: tmp_path / "any.gguf")
+    monkeypatch.setattr(demo, "_convert", lambda gguf, folder, progress: None)
+
+    folder = ensure_demo_checkpoint(tmp_path, progress=False)
+
+    assert sorted(os.listdir(tmp_path)) == [".SmolLM2-135M-Instruct-v1.lock", folder.name]
 
 
 def test_failed_rename_is_an_error_when_nobody_else_made_the_folder(tmp_path: Path) -> None:

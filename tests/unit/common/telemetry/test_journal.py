@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -126,6 +130,26 @@ def test_file_that_is_no_journal_is_refused(path: Path) -> None:
     assert path.read_bytes() == b"dear diary\n"
 
 
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (os.mkfifo, "is there and is not a file"),
+        (Path.mkdir, "is there and is not a file"),
+        (lambda path: path.symlink_to(path.with_name("other")), "is a link; name the file that it leads to"),
+        (lambda path: path.symlink_to("/dev/null"), "is a link; name the file that it leads to"),
+    ],
+    ids=["fifo", "folder", "dangling link", "link"],
+)
+def test_what_is_no_file_is_refused(path: Path, make: Callable[[Path], object], problem: str) -> None:
+    """Nothing waits for a reader, and nothing is made or changed where a link leads to."""
+    make(path)
+
+    with pytest.raises(ConfigError, match=f"^journal=.*: {problem}"):
+        write(path, 5)
+
+    assert os.listdir(path.parent) == [path.name]
+
+
 def test_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """An operator learns of a wrong path at start."""
     with pytest.raises(ConfigError, match="No such file"):
@@ -151,14 +175,33 @@ def test_second_process_is_refused(path: Path) -> None:
     write(path, 5)
 
 
-def test_full_disk_ends_the_journal_and_not_the_service(caplog: pytest.LogCaptureFixture) -> None:
+@contextmanager
+def full_disk(left: int) -> Iterator[None]:
+    """Let no file of this process grow beyond `left` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (left, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_full_disk_ends_the_journal_and_not_the_service(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A record that cannot be written is lost with a word in the log; requests go on."""
-    with Journal(Path("/dev/full"), BOOT, lambda: 17) as journal:
+    with Journal(path, BOOT, lambda: 17) as journal, full_disk(0):
         journal.record(Event.SLOT_FREED, {"peer": "", "slot": 5})
         journal.record(Event.SLOT_FREED, {"peer": "", "slot": 6})
 
     assert [record.message for record in caplog.records] == ["journal.lost"]
     assert (journal.statistics().num_lines, journal.statistics().is_lost) == (0, True)
+
+
+def test_disk_that_is_full_when_a_torn_line_must_be_ended_is_a_refusal(path: Path) -> None:
+    """The next line would hang on to what an earlier life left; it is found at start."""
+    path.write_bytes(b'{"n":1,"ev')
+
+    with full_disk(path.stat().st_size), pytest.raises(ConfigError, match=r"^journal=.*File too large"):
+        Journal(path, BOOT, lambda: 17)
 
 
 def test_closed_journal_writes_nothing(path: Path) -> None:
