@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import heapq
 import json
+import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +24,9 @@ from common.errors import ConfigError
 from common.kv.ranges import Range
 from common.telemetry.journal import FIRST_CHAIN, Event, chained, split_line
 from kvspan.audit.findings import Findings, Place
+
+LONGEST_LINE = 1 << 24
+"""Bytes; far more than a line about all pages of a cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +159,7 @@ class _Reader:
         try:
             fields = json.loads(body + b"}")
             return Entry(place, int(fields["t"]), Event(fields["event"]), str(fields["boot"]), fields)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             self._blame("FORMAT", place, f"the line cannot be read: {error}")
             return None
 
@@ -183,8 +188,12 @@ def merge_files(paths: Iterable[Path], findings: Findings) -> Iterator[Entry | L
 
 def _read_file(path: Path, findings: Findings) -> Iterator[Entry | LifeEnded]:
     try:
-        with path.open("rb") as lines:
-            yield from read_entries(str(path), lines, findings)
+        # Not blocking: a FIFO would wait for a writer for ever.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError("FILE", path, "is not a file")
+            # What has no line breaks comes in pieces, none of which is a line.
+            yield from read_entries(str(path), iter(lambda: file.readline(LONGEST_LINE), b""), findings)
     except OSError as error:
         raise ConfigError("FILE", path, error.strerror or str(error)) from error
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from common.errors import ConfigError
 from common.kv.ranges import Range
-from common.telemetry.journal import Event, Journal
+from common.telemetry.journal import FIRST_CHAIN, Event, Journal, chained
+from kvspan.audit import entries
 from kvspan.audit.entries import Entry, LifeEnded, merge_files, read_entries
 from kvspan.audit.findings import Findings, Place
 from tests.support.journals import damaged
@@ -30,8 +32,8 @@ def write_life(path: Path, boot: str, times: Iterable[int], *, stops: bool = Fal
 def read(lines: Iterable[bytes]) -> tuple[list[Entry | LifeEnded], list[str]]:
     """Return the entries of a file and the breaches that were found in it."""
     findings = Findings()
-    entries = list(read_entries("f", lines, findings))
-    return entries, [f"{one.place.line} {one.rule}: {one.problem}" for one in findings.kept]
+    found = list(read_entries("f", lines, findings))
+    return found, [f"{one.place.line} {one.rule}: {one.problem}" for one in findings.kept]
 
 
 def make_entry(**fields: object) -> Entry:
@@ -133,6 +135,38 @@ def test_files_are_read_in_the_order_of_time(tmp_path: Path) -> None:
     entries = list(merge_files([tmp_path / "b", tmp_path / "a"], Findings()))
 
     assert [entry.time_ns for entry in entries] == [3, 5, 7, 11, 12, 12, 13, 13]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+@pytest.mark.timeout(60)
+def test_what_is_no_file_is_refused(make: Callable[[Path], object], tmp_path: Path) -> None:
+    """A FIFO would wait for ever, a device never end."""
+    make(tmp_path / "journal")
+
+    with pytest.raises(ConfigError, match=r"is not a file|Is a directory"):
+        list(merge_files([tmp_path / "journal"], Findings()))
+
+
+def test_line_that_never_ends_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file without line breaks takes no more memory than a line may have; none of it is one."""
+    monkeypatch.setattr(entries, "LONGEST_LINE", 7)
+    (tmp_path / "journal").write_bytes(b"x" * 30)
+    findings = Findings()
+
+    assert list(merge_files([tmp_path / "journal"], findings)) == []
+    assert findings.counts == {"CHAIN": 4}
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000 + "]" * 100_000, "1e999", "NaN", '"7"x'])
+def test_line_that_no_number_or_stack_can_hold_is_named(value: str) -> None:
+    """Its chain is right, as that of whoever means harm can be."""
+    body = b'{"n":1,"t":%s,"event":"slot.freed","boot":"b"' % value.encode()
+    line = b'%s,"chain":"%s"}\n' % (body, chained(FIRST_CHAIN, body).hex().encode())
+
+    read_well, (problem,) = read([line])
+
+    assert read_well == []
+    assert problem.startswith("1 FORMAT: the line cannot be read: ")
 
 
 def test_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
