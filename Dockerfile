@@ -13,7 +13,7 @@ RUN python3 -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PIP_NO_CACHE_DIR=1 \
-    KVSPAN_CACHE=/var/cache/kvspan
+    KVSPAN_CACHE=/var/cache/kvspan/10001
 
 # What changes least is installed first: torch, the other dependencies, the code.
 COPY constraints.txt ./
@@ -29,8 +29,8 @@ RUN mkdir -p kvspan common prefill_service decode_service \
 COPY . .
 RUN pip install -c constraints.txt --no-deps .
 
-# Sockets, slabs and converted models belong to whoever runs the services, which compose.yaml chooses. A named
-# volume takes the mode of the directory that it is mounted on.
+# Sockets, slabs and converted models belong to whoever runs the services, which compose.yaml chooses, and who
+# makes a folder of his own for the models. A named volume takes the mode of the directory that it is mounted on.
 RUN groupadd --gid 10001 kvspan \
     && useradd --uid 10001 --gid 10001 --create-home kvspan \
     && install -d -m 1777 /run/kvspan /slab /var/cache/kvspan

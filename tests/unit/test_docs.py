@@ -379,8 +379,9 @@ def test_variables_of_the_containers_are_told() -> None:
     """Whoever starts the containers finds every variable that compose.yaml reads."""
     table = rows(section("docs/operations.md", "Containers"))
     told = {name for cells in table for name in re.findall(r"[A-Z]+_[A-Z_]+", cells[0])}
-    lists = re.findall(r"(?:environment|args): \[(.*)\]", page("compose.yaml"))
-    read = re.findall(r"\$\{([A-Z_]+)", page("compose.yaml")) + ", ".join(lists).split(", ")
+    lists = re.findall(r"args: \[(.*)\]", page("compose.yaml"))
+    read = re.findall(r"\$\{([A-Z_]+)|^ +- ([A-Z_]+)$", page("compose.yaml"), re.MULTILINE)
+    read = [*map("".join, read), *", ".join(lists).split(", ")]
 
     assert "TORCH_INDEX" in read
     assert told == set(read)
