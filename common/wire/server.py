@@ -211,8 +211,8 @@ async def _watch_descriptors() -> None:
 
 
 def _add_reflection(services: Sequence[str], server: grpc.aio.Server) -> None:
-    names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME, REFLECTION_V1)
-    servicer = reflection.aio.ReflectionServicer(names)
+    # Not the name of v1: it has no descriptor, and who lists services goes on to describe each.
+    servicer = reflection.aio.ReflectionServicer((*services, health.SERVICE_NAME, reflection.SERVICE_NAME))
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
     v1 = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
@@ -88,13 +89,26 @@ async def test_list_and_describe_name_the_services(pair: Pair, service: str) -> 
     assert listed.output.split() == sorted(
         [
             "grpc.health.v1.Health",
-            "grpc.reflection.v1.ServerReflection",
             "grpc.reflection.v1alpha.ServerReflection",
             f"kvspan.v1.{service}",
         ]
     )
     for method in ("GetCapabilities", "Generate" if service == "DecodeService" else "Transfer"):
         assert f"rpc {method} (" in described.output
+
+
+@pytest.mark.parametrize("service", ["DecodeService", "PrefillService"])
+async def test_all_that_is_named_is_described(pair: Pair, service: str) -> None:
+    """`describe` without a symbol describes every listed service, as it does each of their messages."""
+    address = pair.decode_address if service == "DecodeService" else pair.prefill_address
+
+    listed, described = await asyncio.gather(grpcurl(address, "list"), grpcurl(address, "describe"))
+    named = re.findall(r"\( (?:stream )?\.([\w.]+) \)", described.output)
+    answers = await asyncio.gather(*(grpcurl(address, "describe", name) for name in named))
+
+    assert (described.code, described.error) == (0, "")
+    assert re.findall(r"^(\S+) is a service:", described.output, re.MULTILINE) == listed.output.split()
+    assert {answer.code for answer in answers} == {0}
 
 
 @pytest.mark.parametrize("service", ["DecodeService", "PrefillService"])
