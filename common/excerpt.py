@@ -10,6 +10,9 @@ from __future__ import annotations
 SHOWN_CHARS = 200
 """A digest, a path or a short list in full."""
 
+BEFORE_CHARS = 60
+"""Shown of two texts before the place where they begin to differ."""
+
 MARK = "…"
 """Stands for what was left out."""
 
@@ -17,6 +20,14 @@ MARK = "…"
 def excerpt(text: str, limit: int = SHOWN_CHARS) -> str:
     """Return a text of at most `limit` characters; one that was longer ends with `MARK`."""
     return text if len(text) <= limit else text[: limit - len(MARK)] + MARK
+
+
+def around_difference(first: str, second: str, limit: int = SHOWN_CHARS) -> tuple[str, str]:
+    """Return two texts as at most `limit` characters of each, with the place where they part."""
+    start = _common_length(first, second) - BEFORE_CHARS
+    if start <= 0 or max(len(first), len(second)) <= limit:
+        return excerpt(first, limit), excerpt(second, limit)
+    return excerpt(MARK + first[start:], limit), excerpt(MARK + second[start:], limit)
 
 
 def printable(text: str, limit: int = SHOWN_CHARS) -> str:
@@ -29,6 +40,19 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(map(_shown, text))
+
+
+def _common_length(first: str, second: str) -> int:
+    """Return how many characters two texts begin with alike."""
+    # Halving compares slices as native code does; a loop over megabytes of a peer would hold up all sessions.
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _shown(character: str) -> str:

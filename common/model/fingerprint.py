@@ -52,6 +52,10 @@ _CALL_STATE = frozenset({"padding", "truncation"})
 """Tokenizer keys that an earlier call may have set."""
 
 
+_SHOWN_CHARS = 64 << 10
+"""Of one field: any chat template, and of a vocabulary its digest."""
+
+
 def fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> ModelFingerprint:
     """Return the digests of a loaded model; reads every weight once."""
     return ModelFingerprint(
@@ -68,8 +72,7 @@ def config_digest(config: PreTrainedConfig) -> str:
 
 def config_fields(config: PreTrainedConfig) -> tuple[tuple[str, str], ...]:
     """Return each key of the config that counts, with its canonical JSON, sorted by key."""
-    fields = _counted(config, config.to_dict())
-    return tuple((key, _canonical(fields[key])) for key in sorted(fields))
+    return _canonical_fields(_counted(config, config.to_dict()))
 
 
 def _counted(config: PreTrainedConfig, fields: dict[str, Any]) -> dict[str, Any]:
@@ -98,19 +101,20 @@ def weights_digest(model: torch.nn.Module) -> str:
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerFast) -> str:
     """Return the digest of how text becomes token ids and back."""
+    return _json_digest(tokenizer_fields(tokenizer))
+
+
+def tokenizer_fields(tokenizer: PreTrainedTokenizerFast) -> tuple[tuple[str, str], ...]:
+    """Return each part of a tokenizer, its chat template too, with its canonical JSON, sorted by name."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    return _json_digest(
-        {
-            "backend": {key: value for key, value in backend.items() if key not in _CALL_STATE},
-            "chat_template": tokenizer.chat_template,
-            "special_ids": {
-                "bos": tokenizer.bos_token_id,
-                "eos": tokenizer.eos_token_id,
-                "pad": tokenizer.pad_token_id,
-                "all": sorted(tokenizer.all_special_ids),
-            },
-        }
-    )
+    special_ids = {
+        "bos": tokenizer.bos_token_id,
+        "eos": tokenizer.eos_token_id,
+        "pad": tokenizer.pad_token_id,
+        "all": sorted(tokenizer.all_special_ids),
+    }
+    parts = {key: value for key, value in backend.items() if key not in _CALL_STATE}
+    return _canonical_fields({**parts, "chat_template": tokenizer.chat_template, "special_ids": special_ids})
 
 
 def _distinct_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -122,6 +126,17 @@ def _distinct_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tenso
             continue
         seen.add(memory)
         yield name, tensor
+
+
+def _canonical_fields(values: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    return tuple((key, _shown(_canonical(values[key]))) for key in sorted(values))
+
+
+def _shown(text: str) -> str:
+    """Return a text, or what tells a long one from others: a peer reads so much and no more."""
+    if len(text) <= _SHOWN_CHARS:
+        return text
+    return f"{len(text)} characters, xxh3-128 {xxhash.xxh3_128_hexdigest(text.encode())}"
 
 
 def _json_digest(value: Any) -> str:

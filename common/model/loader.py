@@ -24,7 +24,7 @@ from common.model.checkpoint import read_checkpoint
 from common.model.configuration import read_config
 from common.model.demo import DEMO_NAME, cache_folder, ensure_demo_checkpoint
 from common.model.describe import check_against, describe, text_config, use_plainly
-from common.model.fingerprint import config_fields, fingerprint
+from common.model.fingerprint import config_fields, fingerprint, tokenizer_fields
 from common.model.folder import CONFIG, TOKENIZER, check_complete
 from common.model.foreign_code import code_notes
 from common.model.generation import EndTokens, end_ids, unused_defaults
@@ -67,6 +67,9 @@ class LoadedModel:
 
     config_fields: tuple[tuple[str, str], ...]
     """What the config digest covers, key by key, so that a peer's difference can be named."""
+
+    tokenizer_fields: tuple[tuple[str, str], ...]
+    """What the tokenizer digest covers, part by part."""
 
     dtype: DType
     """Of weights, activations and KV."""
@@ -127,6 +130,7 @@ def _examine(source: ModelSource, parts: _Parts, dtype: DType) -> LoadedModel:
         geometry=parts.geometry,
         fingerprint=fingerprint(parts.model, parts.tokenizer),
         config_fields=config_fields(parts.model.config),
+        tokenizer_fields=tokenizer_fields(parts.tokenizer),
         dtype=dtype,
         eos_ids=eos_ids,
         max_context=max_context,

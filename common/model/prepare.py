@@ -88,6 +88,7 @@ def _identity(loaded: LoadedModel, numerics: Numerics) -> PeerIdentity:
         model_name=loaded.name,
         fingerprint=loaded.fingerprint,
         config_fields=loaded.config_fields,
+        tokenizer_fields=loaded.tokenizer_fields,
         geometry=loaded.geometry,
         numerics=numerics,
     )

@@ -50,3 +50,6 @@ class PeerIdentity:
 
     geometry: KVGeometry
     numerics: Numerics
+
+    tokenizer_fields: tuple[tuple[str, str], ...] = ()
+    """The same of each part of the tokenizer, its chat template among them."""

@@ -23,6 +23,7 @@ from common.errors import (
     SlabNotShared,
     VersionMismatch,
 )
+from common.excerpt import around_difference
 from common.kv.digest import DigestKind
 from common.kv.geometry import KVGeometry, LayerGeometry
 from common.kv.plan import SpanGranularity
@@ -75,6 +76,7 @@ def _fields(identity: PeerIdentity, layers: Sequence[LayerGeometry]) -> tuple[tu
         ("fingerprint.weights", fingerprint.weights),
         ("fingerprint.tokenizer", fingerprint.tokenizer),
         *((f"config.{name}", value) for name, value in identity.config_fields),
+        *((f"tokenizer.{name}", value) for name, value in identity.tokenizer_fields),
         *_geometry_fields(identity.geometry, layers),
         ("numerics.engine", identity.numerics.engine),
         ("numerics.chunk_tokens", str(identity.numerics.chunk_tokens)),
@@ -84,6 +86,8 @@ def _fields(identity: PeerIdentity, layers: Sequence[LayerGeometry]) -> tuple[tu
 def compare(decode: PeerIdentity, prefill: PeerIdentity) -> tuple[Difference, ...]:
     """Return every field on which the two identities differ, in a stable order.
 
+    Long values are shown where they begin to differ.
+
     Layers are compared when both have the same number; else the number is the difference, and they have no
     partners to be compared with.
     """
@@ -92,7 +96,7 @@ def compare(decode: PeerIdentity, prefill: PeerIdentity) -> tuple[Difference, ..
     ours, theirs = dict(_fields(decode, paired[0])), dict(_fields(prefill, paired[1]))
     names = [*ours, *(name for name in theirs if name not in ours)]
     return tuple(
-        Difference(name, ours.get(name, ABSENT), theirs.get(name, ABSENT))
+        Difference(name, *around_difference(ours.get(name, ABSENT), theirs.get(name, ABSENT)))
         for name in names
         if ours.get(name) != theirs.get(name)
     )
@@ -148,6 +152,7 @@ def refusal(differences: list[Difference]) -> NegotiationError:
         ("geometry.", GeometryMismatch),
         ("fingerprint.", ModelMismatch),
         ("config.", ModelMismatch),
+        ("tokenizer.", ModelMismatch),
         ("numerics.", ModelMismatch),
         ("granularity.", ModelMismatch),
     )

@@ -75,12 +75,12 @@ def _group_of_layer(geometry: KVGeometry) -> dict[int, int]:
     }
 
 
-def _config_from_proto(path: str, config: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    require_short(path, config, MAX_CONFIG_FIELDS)
-    for name, value in config.items():
+def _fields_from_proto(path: str, fields: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    require_short(path, fields, MAX_CONFIG_FIELDS)
+    for name, value in fields.items():
         require_short(f"{path} key", name, MAX_TEXT_CHARS, "characters")
         require_short(f"{path}[{excerpt(name)}]", value, MAX_CONFIG_CHARS, "characters")
-    return tuple(sorted(config.items()))
+    return tuple(sorted(fields.items()))
 
 
 def _version_range(minimum: int, maximum: int) -> VersionRange:
@@ -95,12 +95,15 @@ FINGERPRINT = Table(
 
 NUMERICS = Table(geometry_pb2.Numerics, Numerics, engine=TEXT, chunk_tokens=COUNT)
 
+CANONICAL = Field(_fields_from_proto, dict)
+
 IDENTITY = Table(
     geometry_pb2.PeerIdentity,
     PeerIdentity,
     model_name=REMARK,
     fingerprint=FINGERPRINT.as_part(),
-    config_fields=Field(_config_from_proto, dict),
+    config_fields=CANONICAL,
+    tokenizer_fields=CANONICAL,
     geometry=Field(geometry_from_proto, geometry_to_proto, is_part=True),
     numerics=NUMERICS.as_part(),
 )

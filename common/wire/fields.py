@@ -32,10 +32,10 @@ MAX_TEXT_CHARS = 1024
 """Longest text: names, ids, digests and what is said to people; a file name has at most 255."""
 
 MAX_CONFIG_CHARS = 256 << 10
-"""Longest value of one configuration key: the JSON of a whole part of a model has some 10 000."""
+"""Longest value of one configuration key or part of a tokenizer; what is longer goes as a digest."""
 
 MAX_CONFIG_FIELDS = 1024
-"""Most configuration keys; models have about 100."""
+"""Most configuration keys, or parts of a tokenizer; models have about 100 and 9."""
 
 MAX_LAYERS = 4096
 """Most layers; models have about 100."""

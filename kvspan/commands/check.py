@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from common.errors import Difference, NegotiationError
-from common.excerpt import printable
+from common.excerpt import SHOWN_CHARS, printable
 from common.kv.spans import SPAN_LAYOUT
 from common.session.messages import Hello, SlabHandle
 from common.session.negotiation import ABSENT, PrefillOffer, compared_fields, negotiate
@@ -37,9 +37,6 @@ SETTLE_PAUSE_S = 0.2
 
 SHOWN_CHARACTERS = 44
 """Longer values are cut in the table where both sides agree."""
-
-MAX_CHARACTERS = 4096
-"""Of any value: the other side chose it."""
 
 CHOSEN = frozenset({"protocol", "modes", "digests", "layout"})
 """Fields that may differ as long as both sides have something in common."""
@@ -160,29 +157,28 @@ def compare_rows(hello: Hello, offer: PrefillOffer) -> tuple[Row, ...]:
     """Return every field that a session would compare, with the judgement of that session."""
     layouts = {"layout": hello.slab.layout}, {"layout": ", ".join(offer.layouts)}
     decode, prefill = _fields_of(hello) | layouts[0], _fields_of(offer) | layouts[1]
-    refused = _refusals(hello, offer)
     names = [*decode, *(name for name in prefill if name not in decode)]
-    unlisted = [one for name, one in refused.items() if name not in names]
-    return (
-        *(
-            Row(
-                name,
-                decode.get(name, ABSENT),
-                prefill.get(name, ABSENT),
-                # Layers are no part of a refusal where their number differs, and have no partners either.
-                name not in refused and (name in CHOSEN or decode.get(name) == prefill.get(name)),
-            )
-            for name in names
-        ),
-        *(Row(one.field, one.decode_value, one.prefill_value, is_ok=False) for one in unlisted),
-    )
+    rows = {
+        name: Row(
+            name,
+            decode.get(name, ABSENT),
+            prefill.get(name, ABSENT),
+            # Layers are no part of a refusal where their number differs, and have no partners either.
+            name in CHOSEN or decode.get(name) == prefill.get(name),
+        )
+        for name in names
+    }
+    # A difference shows of long values where they differ.
+    for one in _refusals(hello, offer):
+        rows[one.field] = Row(one.field, one.decode_value, one.prefill_value, is_ok=False)
+    return tuple(rows.values())
 
 
 def table_lines(rows: Sequence[Row]) -> list[str]:
     """Return the rows under a head, in columns."""
     cells = [("field", "decode", "prefill", "ok")]
     for row in rows:
-        cut = partial(printable, limit=SHOWN_CHARACTERS if row.is_ok else MAX_CHARACTERS)
+        cut = partial(printable, limit=SHOWN_CHARACTERS if row.is_ok else SHOWN_CHARS)
         cells.append(
             (
                 printable(row.field),
@@ -204,9 +200,9 @@ def _fields_of(side: Hello | PrefillOffer) -> dict[str, str]:
     }
 
 
-def _refusals(hello: Hello, offer: PrefillOffer) -> dict[str, Difference]:
+def _refusals(hello: Hello, offer: PrefillOffer) -> Sequence[Difference]:
     try:
         negotiate(hello, offer)
     except NegotiationError as error:
-        return {difference.field: difference for difference in error.differences}
-    return {}
+        return error.differences
+    return ()

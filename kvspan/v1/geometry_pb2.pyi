@@ -100,8 +100,15 @@ class Numerics(_message.Message):
     def __init__(self, engine: _Optional[str] = ..., chunk_tokens: _Optional[int] = ...) -> None: ...
 
 class PeerIdentity(_message.Message):
-    __slots__ = ("model_name", "fingerprint", "config_fields", "geometry", "numerics")
+    __slots__ = ("model_name", "fingerprint", "config_fields", "geometry", "numerics", "tokenizer_fields")
     class ConfigFieldsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class TokenizerFieldsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -113,9 +120,11 @@ class PeerIdentity(_message.Message):
     CONFIG_FIELDS_FIELD_NUMBER: _ClassVar[int]
     GEOMETRY_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FIELDS_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     fingerprint: ModelFingerprint
     config_fields: _containers.ScalarMap[str, str]
     geometry: KVGeometry
     numerics: Numerics
-    def __init__(self, model_name: _Optional[str] = ..., fingerprint: _Optional[_Union[ModelFingerprint, _Mapping]] = ..., config_fields: _Optional[_Mapping[str, str]] = ..., geometry: _Optional[_Union[KVGeometry, _Mapping]] = ..., numerics: _Optional[_Union[Numerics, _Mapping]] = ...) -> None: ...
+    tokenizer_fields: _containers.ScalarMap[str, str]
+    def __init__(self, model_name: _Optional[str] = ..., fingerprint: _Optional[_Union[ModelFingerprint, _Mapping]] = ..., config_fields: _Optional[_Mapping[str, str]] = ..., geometry: _Optional[_Union[KVGeometry, _Mapping]] = ..., numerics: _Optional[_Union[Numerics, _Mapping]] = ..., tokenizer_fields: _Optional[_Mapping[str, str]] = ...) -> None: ...

@@ -75,13 +75,16 @@ GEOMETRIES = st.builds(
     COUNT,
 )
 
+CANONICAL = st.dictionaries(TEXT, FREE_TEXT, max_size=3).map(lambda d: tuple(sorted(d.items())))
+
 IDENTITIES = st.builds(
     PeerIdentity,
     model_name=FREE_TEXT,
     fingerprint=st.builds(ModelFingerprint, TEXT, TEXT, TEXT),
-    config_fields=st.dictionaries(TEXT, FREE_TEXT, max_size=3).map(lambda d: tuple(sorted(d.items()))),
+    config_fields=CANONICAL,
     geometry=GEOMETRIES,
     numerics=st.builds(Numerics, TEXT, COUNT),
+    tokenizer_fields=CANONICAL,
 )
 
 MODES = st.lists(st.sampled_from(TransferMode), max_size=3).map(tuple)

@@ -57,6 +57,7 @@ def make_identity(geometry: KVGeometry | None = None) -> PeerIdentity:
         config_fields=(("hidden_size", "48"), ("rope_theta", "10000.0")),
         geometry=geometry if geometry is not None else make_geometry(),
         numerics=Numerics(engine="torch-cpu", chunk_tokens=GRANULARITY.chunk_tokens),
+        tokenizer_fields=(("chat_template", '"tiny"'),),
     )
 
 

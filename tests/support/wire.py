@@ -45,6 +45,7 @@ def make_peer_identity() -> PeerIdentity:
         config_fields=(("hidden_size", "24"), ("model_type", '"tiny"')),
         geometry=make_hybrid_geometry(),
         numerics=Numerics(engine="torch-cpu", chunk_tokens=8),
+        tokenizer_fields=(("chat_template", '"one"'), ("special_ids", '{"eos":2}')),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.excerpt import MARK, SHOWN_CHARS, excerpt, printable, visible
+from common.excerpt import MARK, SHOWN_CHARS, around_difference, excerpt, printable, visible
 
 
 @pytest.mark.parametrize("text", ["", "short", "x" * SHOWN_CHARS])
@@ -17,6 +17,24 @@ def test_a_longer_text_is_cut_and_says_so() -> None:
     """The mark counts, so that the result is never longer than the limit."""
     assert excerpt("abcdefg", 5) == "abcd" + MARK
     assert len(excerpt("x" * 4_000_000)) == SHOWN_CHARS
+
+
+LONG = "0123456789" * 100
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shown"),
+    [
+        ("one", "two" + LONG, ("one", "two" + LONG[:196] + MARK)),
+        ("a" * 200, "a" * 199, ("a" * 200, "a" * 199)),
+        (LONG + "x", LONG + " x", (MARK + LONG[-60:] + "x", MARK + LONG[-60:] + " x")),
+        (LONG + LONG, LONG, (MARK + LONG[-60:] + LONG[:138] + MARK, MARK + LONG[-60:])),
+    ],
+    ids=["at the start", "short", "at the end", "one goes on"],
+)
+def test_two_texts_are_shown_where_they_part(first: str, second: str, shown: tuple[str, str]) -> None:
+    """Long ones from sixty characters before that place, with a mark for all that is left out."""
+    assert around_difference(first, second) == shown
 
 
 def test_what_goes_to_a_log_steers_no_terminal() -> None:

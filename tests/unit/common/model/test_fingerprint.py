@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from common.model.describe import use_plainly
-from common.model.fingerprint import config_fields, fingerprint, weights_digest
+from common.model.fingerprint import config_fields, fingerprint, tokenizer_fields, weights_digest
 from common.model.progress import shown_progress
 from common.model.source import TinyFamily
 from common.model.tiny import make_byte_tokenizer, make_tiny, tiny_config
@@ -204,6 +204,28 @@ def test_changed_tokenizer_is_another_one(change: Callable[[object], object]) ->
     change(changed)
 
     assert fingerprint(model, changed).tokenizer != fingerprint(model, make_byte_tokenizer()).tokenizer
+
+
+def test_changed_template_is_named_with_its_text() -> None:
+    """Two peers can show where their templates differ, line endings too."""
+    changed = make_byte_tokenizer()
+    changed.chat_template = "{{ a }}\r\n"
+
+    differing = set(tokenizer_fields(changed)) - set(tokenizer_fields(make_byte_tokenizer()))
+
+    assert differing == {("chat_template", r'"{{ a }}\r\n"')}
+
+
+def test_long_field_is_told_by_digest_and_length() -> None:
+    """A vocabulary goes into no message; a peer whose own differs still differs in that field."""
+    told = []
+    for last in "xy":
+        tokenizer = make_byte_tokenizer()
+        tokenizer.chat_template = "a" * 70_000 + last
+        told.append(dict(tokenizer_fields(tokenizer))["chat_template"])
+
+    assert told[0] != told[1]
+    assert all(value.startswith("70003 characters, xxh3-128 ") for value in told)
 
 
 def test_padding_of_an_earlier_call_is_no_part_of_the_tokenizer() -> None:

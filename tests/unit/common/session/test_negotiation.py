@@ -15,6 +15,7 @@ from common.errors import (
     SlabNotShared,
     VersionMismatch,
 )
+from common.excerpt import SHOWN_CHARS
 from common.kv.digest import DigestKind
 from common.kv.geometry import DType, KVGeometry, LayerGeometry
 from common.kv.plan import SpanGranularity
@@ -53,6 +54,10 @@ def _with_rope(value: str) -> Change:
     return lambda identity: replace(identity, config_fields=(("hidden_size", "48"), ("rope_theta", value)))
 
 
+def _with_template(value: str) -> Change:
+    return lambda identity: replace(identity, tokenizer_fields=(("chat_template", value),))
+
+
 def _per_layer(name: str, num_layers: int = 2) -> set[str]:
     return {f"geometry.layers[{index}].{name}" for index in range(num_layers)}
 
@@ -67,6 +72,7 @@ IDENTITY_CHANGES: dict[str, tuple[Change, set[str], type[NegotiationError]]] = {
     "config": (_with_fingerprint(config="c1"), {"fingerprint.config"}, ModelMismatch),
     "weights": (_with_fingerprint(weights="3f"), {"fingerprint.weights"}, ModelMismatch),
     "tokenizer": (_with_fingerprint(tokenizer="71"), {"fingerprint.tokenizer"}, ModelMismatch),
+    "template": (_with_template('"other"'), {"tokenizer.chat_template"}, ModelMismatch),
     "rope": (_with_rope("500000.0"), {"config.rope_theta"}, ModelMismatch),
     "engine": (_with_numerics(engine="npu"), {"numerics.engine"}, ModelMismatch),
     "grid": (_with_numerics(chunk_tokens=4), {"numerics.chunk_tokens"}, ModelMismatch),
@@ -156,6 +162,24 @@ def test_both_values_are_told_when_a_field_differs() -> None:
     differences = compare(make_identity(), _with_rope("500000.0")(make_identity()))
 
     assert differences == (Difference("config.rope_theta", "10000.0", "500000.0"),)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [("{{ role }}", "{{  role }}"), (r"{{ role }}\n", r"{{ role }}\r\n")],
+    ids=["a space", "line endings"],
+)
+def test_long_values_are_told_where_they_differ(ours: str, theirs: str) -> None:
+    """Row Y10: of two templates the reader sees the place, and not two starts that are alike."""
+    before, after = '"' + "a" * 20_000, "b" * 20_000 + '"'
+    first, second = (_with_template(before + value + after)(make_identity()) for value in (ours, theirs))
+
+    (difference,) = compare(first, second)
+
+    assert difference.field == "tokenizer.chat_template"
+    assert "aaa" + ours + "bbb" in difference.decode_value
+    assert "aaa" + theirs + "bbb" in difference.prefill_value
+    assert len(difference.decode_value) == len(difference.prefill_value) == SHOWN_CHARS
 
 
 def test_equal_sizes_do_not_hide_another_type() -> None:

@@ -160,16 +160,16 @@ def test_a_session_that_is_being_opened_is_waited_for(monkeypatch: pytest.Monkey
 
 
 def test_table_cuts_long_values_only_where_both_agree() -> None:
-    """A value that differs is printed whole."""
+    """A value that differs is printed where it does."""
     identity = make_identity()
-    long = dataclasses.replace(identity, config_fields=(("rope", "7" * 90),))
-    longer = dataclasses.replace(identity, config_fields=(("rope", "7" * 91),))
+    long = dataclasses.replace(identity, config_fields=(("rope", "7" * 900),))
+    longer = dataclasses.replace(identity, config_fields=(("rope", "7" * 901),))
 
     agreed = "\n".join(table_lines(compare_rows(make_hello(long), make_offer(long))))
     differing = "\n".join(table_lines(compare_rows(make_hello(long), make_offer(longer))))
 
-    assert "7" * 90 not in agreed
-    assert "7" * 91 in differing
+    assert "7" * 60 not in agreed
+    assert f"…{'7' * 60}  …{'7' * 61}  DIFFERS" in differing
     assert "DIFFERS" in differing
     assert "DIFFERS" not in agreed
 
