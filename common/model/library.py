@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.errors import ConfigError, InvariantViolation, KVSpanError
+from common.errors import ConfigError, InvariantViolation, KVSpanError, UnsupportedModel
 from common.excerpt import excerpt
 
 SHOWN_CHARS = 400
@@ -17,10 +17,15 @@ SHOWN_CHARS = 400
 def blamed(spec: str, path: Path) -> Iterator[None]:
     """Turn whatever a library raises over a file into `ConfigError` that names it; our own errors pass.
 
-    Libraries promise no types, and a panic of native code is not even an Exception.
+    Libraries promise no types, and a panic of native code is not even an Exception. A model that is refused
+    by its type is named as it was given.
     """
     try:
         yield
+    except UnsupportedModel as error:
+        error.problem = f"model type {error.value}: {error.problem}"
+        error.value = spec
+        raise
     except (KVSpanError, InvariantViolation, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:

@@ -2,9 +2,10 @@
 
 Theory of operation: transformers draws tensors that a checkpoint lacks at random, drops those that the model
 has no place for, and says so in a table on stderr. Here a tensor that lacks, or has another shape, is
-refused, and so is one that the model drops although it belongs to what the model computes: a bias of a layer
-that has none, a layer beyond the last. What belongs to another part (a vision tower, a draft head) is named.
-Before memory is taken the config is held against the heads of the files: it may want little more than these.
+refused, and so is one that the model drops although it belongs to what the model computes: a bias or a norm
+that its layers have not, a layer beyond the last. What belongs to another part (a vision tower, a draft head)
+is named. Before memory is taken the config is held against the heads of the files: it may want little more
+than these hold.
 
 Not here: the files themselves (`checkpoint.py`), what the config means (`describe.py`).
 """
@@ -26,7 +27,9 @@ from common.excerpt import excerpt
 from common.model.checkpoint import ADAPTER, Checkpoint
 from common.model.library import blamed
 
-_COMPUTED = ("inv_freq", "position_ids", "masked_bias", "attention.bias", "attn.bias")
+_COMPUTED = (
+    "inv_freq", "cos_cached", "sin_cached", "position_ids", "masked_bias", "attention.bias", "attn.bias",
+)  # fmt: skip
 """Ends of names of tensors that older releases stored and every release computes anew."""
 
 
@@ -110,8 +113,7 @@ def _unread(spec: str, model: nn.Module, names: Iterable[str]) -> Iterator[str]:
     """Yield a note about tensors that the model has no place for; raises for those of its own parts."""
     unread = sorted(name for name in names if not name.endswith(_COMPUTED))
     for name in unread:
-        owner = _owner(model, name)
-        if owner is not None:
+        if _is_part(model, name):
             raise ConfigError(
                 "model", spec, f"the checkpoint has {excerpt(name)}, which its config leaves out"
             )
@@ -119,16 +121,17 @@ def _unread(spec: str, model: nn.Module, names: Iterable[str]) -> Iterator[str]:
         yield f"{len(unread)} tensors are of no part of this model and not read, first {excerpt(unread[0])}"
 
 
-def _owner(model: nn.Module, name: str) -> nn.Module | None:
-    """Return the part of the model that a tensor belongs to: its module, or the list of layers it ends."""
-    module = model
+def _is_part(model: nn.Module, name: str) -> bool:
+    """Tell whether a tensor belongs to a layer, to one more of a list, or to a module that the model has."""
+    module, is_in_layer = model, False
     parts = name.split(".")[:-1]
     for part in parts:
         child = module._modules.get(part)
         if child is None:
-            return module if isinstance(module, nn.ModuleList) else None
+            return is_in_layer or isinstance(module, nn.ModuleList) or not module._modules
+        is_in_layer |= isinstance(module, nn.ModuleList)
         module = child
-    return module if parts else None
+    return bool(parts)
 
 
 def _tied(model: PreTrainedModel) -> Iterator[str]:

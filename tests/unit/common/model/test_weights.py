@@ -70,6 +70,8 @@ def _spoil(value: float) -> Callable[[dict[str, Tensor]], object]:
             _put("model.layers.5.mlp.up_proj.weight"),
             "has model.layers.5.mlp.up_proj.weight, which its config",
         ),
+        (_put(f"{LAYER}.self_attn.q_norm.weight"), f"has {LAYER}.self_attn.q_norm.weight, which its config"),
+        (_put("lm_head.lora_A.weight"), "has lm_head.lora_A.weight, which its config leaves out"),
         (_put(f"{LAYER}.self_attn.k_scale"), f"has {LAYER}.self_attn.k_scale, which its config leaves out"),
         (
             _spoil(float("nan")),
