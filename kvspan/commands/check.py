@@ -60,24 +60,28 @@ def check(decode: str, prefill: str) -> int:
     with told_failures(prefill):
         offer = ask_prefill(prefill)
     with told_failures(decode):
-        hello, status = ask_decode(decode, offer.boot_id)
+        capabilities, status = ask_decode(decode, offer.boot_id)
+        hello = hello_of(capabilities)
     rows = compare_rows(hello, offer)
     rows += session_rows(status, offer.boot_id, {row.field for row in rows})
     num_different = sum(not row.is_ok for row in rows)
     counted = f"{len(rows)} fields compared, {num_different} differ"
-    print("\n".join([*table_lines(rows), counted, *problem_lines(status, offer.boot_id)]))
+    lengths = lengths_line(capabilities.max_context_tokens, offer.max_prompt_tokens)
+    print("\n".join([*table_lines(rows), counted, lengths, *problem_lines(status, offer.boot_id)]))
     return EXIT_FAILED if num_different else EXIT_OK
 
 
-def ask_decode(target: str, prefill_boot_id: str) -> tuple[Hello, GetStatusResponse]:
-    """Return what the decode service at `target` would open a session with, but for the slab, and its status.
+def ask_decode(
+    target: str, prefill_boot_id: str
+) -> tuple[DecodeServiceGetCapabilitiesResponse, GetStatusResponse]:
+    """Return the capabilities and the status of the decode service at `target`.
 
     Waits a moment for a session with this life of prefill that is being opened.
     """
     from kvspan.client import Client
 
     with Client(target) as client:
-        return hello_of(client.capabilities()), settled_status(client.status, prefill_boot_id)
+        return client.capabilities(), settled_status(client.status, prefill_boot_id)
 
 
 def settled_status(ask: Callable[[], GetStatusResponse], prefill_boot_id: str) -> GetStatusResponse:
@@ -106,6 +110,12 @@ def session_rows(status: GetStatusResponse, prefill_boot_id: str, known: set[str
     if not found:
         return (Row("session", "none", peer.reason, is_ok=False),)
     return tuple(row for row in found if row.field not in known)
+
+
+def lengths_line(max_context_tokens: int, max_prompt_tokens: int) -> str:
+    """Return how long a prompt may be; a difference is none of the pair, each has its own flags."""
+    decode, prefill = f"{max_context_tokens} tokens with its answer", f"{max_prompt_tokens} tokens"
+    return f"longest prompt: decode takes {decode}, prefill {prefill}"
 
 
 def problem_lines(status: GetStatusResponse, prefill_boot_id: str) -> list[str]:

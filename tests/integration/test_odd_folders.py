@@ -5,6 +5,7 @@ Prefill and decode read copies that differ in what changes no number.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
@@ -22,10 +23,11 @@ from common.model.progress import shown_progress
 from common.model.source import TinyFamily
 from common.model.tiny import make_byte_tokenizer, make_tiny, tiny_config
 from decode_service import app as decode_app
-from kvspan.client import AsyncClient
+from kvspan import cli
+from kvspan.commands.command import EXIT_OK
 from prefill_service import app as prefill_app
 from tests.support.cases import prompt_of
-from tests.support.pair import MODES, make_configs, running_decode, running_pair
+from tests.support.pair import MODES, make_configs, running_pair
 
 NUM_TOKENS = 6
 LENGTHS = (1, 65, 200)
@@ -116,19 +118,21 @@ async def test_odd_folder_answers_as_transformers_by_every_route(odd: str, tmp_p
 
 
 @pytest.mark.parametrize(("wanted", "told"), [(0, 64), (200, 200), (256, 256)])
-async def test_context_reaches_as_far_as_the_flag_says(tmp_path: Path, wanted: int, told: int) -> None:
-    """Row Y6: 64 positions that yarn stretches by 4; without the flag 64, with it up to 256."""
+async def test_context_reaches_as_far_as_the_flag_says(
+    tmp_path: Path, wanted: int, told: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Row Y6: 64 positions that yarn stretches by 4; without the flag 64, with it up to 256; told."""
     folder = make_folder(tmp_path / "model")
     ODD["yarn"](folder)
-    _, decode = make_configs(tmp_path, str(folder), max_context_tokens=wanted, prefill=())
+    configs = make_configs(tmp_path, str(folder), max_context_tokens=wanted)
 
-    async with (
-        running_decode(decode, decode_app.load(decode)) as (_, address),
-        AsyncClient(address) as client,
-    ):
-        capabilities = await client.capabilities()
+    async with running_pair(*configs) as pair:
+        arguments = ["check", f"--decode={pair.decode_address}", f"--prefill={pair.prefill_address}"]
+        code = await asyncio.to_thread(cli.main, arguments)
 
-    assert capabilities.max_context_tokens == told
+    assert code == EXIT_OK
+    said = f"longest prompt: decode takes {told} tokens with its answer, prefill {told} tokens"
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
