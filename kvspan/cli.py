@@ -73,6 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with _early_end(line):
         # The C core of grpc reports every ordinary end of a connection otherwise.
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+        # Torch makes a folder for what it compiles, which is nothing here, as soon as it is imported: below
+        # TMPDIR, where it would stay and others can have put something else. This one is there already.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.sep)
         _open_closed_streams()
         _print_any_text()
         return _run_logging(line)

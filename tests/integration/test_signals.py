@@ -23,11 +23,15 @@ END_LIMIT_S = 60
 
 
 @contextlib.asynccontextmanager
-async def running_pair(folder: Path, slab_dir: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+async def running_pair(
+    folder: Path, slab_dir: Path, temporary: Path
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """Yield `kvspan up` once it serves at decode.sock in the folder."""
     command = [sys.executable, "-m", "kvspan.cli", "up", "--model", "tiny:llama", "--log-level", "error"]
     command += ["--listen", f"unix:{folder}/decode.sock", "--slab-dir", str(slab_dir), "--slab-bytes", "4MiB"]
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, env={**os.environ, "TMPDIR": str(temporary)}
+    )
     try:
         assert process.stdout is not None
         assert (await process.stdout.readline()).startswith(b"ready ")
@@ -43,10 +47,11 @@ async def test_g4_a_pair_that_is_told_once_or_twice_leaves_nothing(
     tmp_path: Path, slab_dir: Path, number: signal.Signals
 ) -> None:
     """Once: the running answer ends first. Twice: it is cut off, and sockets and slab go all the same."""
-    sockets = tmp_path / "sockets"
+    sockets, temporary = tmp_path / "sockets", tmp_path / "t"
     sockets.mkdir()
+    temporary.mkdir()
     async with (
-        running_pair(sockets, slab_dir) as process,
+        running_pair(sockets, slab_dir, temporary) as process,
         AsyncClient(f"unix:{sockets}/decode.sock") as client,
     ):
         num_tokens = 40 if number is signal.SIGHUP else 900
@@ -63,7 +68,7 @@ async def test_g4_a_pair_that_is_told_once_or_twice_leaves_nothing(
         async with asyncio.timeout(END_LIMIT_S):
             assert await process.wait() == 0
 
-    assert names_in(sockets, slab_dir) == []
+    assert names_in(sockets, slab_dir, temporary) == []
 
 
 AS_PROCESS_1 = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
