@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from common.errors import ConfigError
@@ -77,7 +78,7 @@ def ensure_demo_checkpoint(cache: Path, progress: bool) -> Path:
             return demo_checkpoint(cache) or _make_checkpoint(gguf, cache, progress)
     except ImportError as error:
         raise ConfigError("model", "demo", f"needs a GGUF reader: pip install gguf ({error})") from error
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise ConfigError("KVSPAN_CACHE", cache, f"cannot keep the demo model there: {error}") from error
 
 

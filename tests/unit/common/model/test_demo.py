@@ -7,11 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from common.errors import ConfigError
 from common.model import demo
 from common.model.demo import cache_folder, demo_checkpoint, ensure_demo_checkpoint, publish_folder
 from common.model.loader import load_model
+from tests.support.places import full_disk
 
 
 def make_checkpoint(cache: Path) -> Path:
@@ -111,6 +114,21 @@ def test_cache_that_cannot_be_written_is_a_config_error(
         ensure_demo_checkpoint(tmp_path / "cache", progress=False)
 
     assert refusal.value.field == "KVSPAN_CACHE"
+
+
+def test_disk_that_is_full_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library that writes weights has an error of its own for it; nothing half written stays."""
+
+    def convert(gguf: Path, folder: Path, progress: bool) -> None:
+        save_file({"x": torch.zeros(500)}, folder / "model.safetensors")
+
+    monkeypatch.setattr(demo, "_find_gguf", lambda: tmp_path / "any.gguf")
+    monkeypatch.setattr(demo, "_convert", convert)
+
+    with full_disk(1000), pytest.raises(ConfigError, match=f"^KVSPAN_CACHE={tmp_path}: cannot keep the demo"):
+        ensure_demo_checkpoint(tmp_path, progress=False)
+
+    assert os.listdir(tmp_path) == [".SmolLM2-135M-Instruct-v1.lock"]
 
 
 def test_cache_is_made_for_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

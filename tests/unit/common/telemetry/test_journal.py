@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,6 +25,7 @@ from common.telemetry.journal import (
     span_fields,
     split_line,
 )
+from tests.support.places import full_disk
 
 BOOT = "b007"
 
@@ -173,17 +172,6 @@ def test_second_process_is_refused(path: Path) -> None:
 
     assert "is written by another process" in second.stderr
     write(path, 5)
-
-
-@contextmanager
-def full_disk(left: int) -> Iterator[None]:
-    """Let no file of this process grow beyond `left` bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (left, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_full_disk_ends_the_journal_and_not_the_service(path: Path, caplog: pytest.LogCaptureFixture) -> None:
