@@ -25,15 +25,19 @@ from common.excerpt import excerpt
 
 _BEFORE = "\n"
 
+_UNKNOWN = "\U00013000 \ua66e \U0010fffd"
+"""Characters that vocabularies lack: a token for such ones may be special, and steers nothing."""
+
 
 class ControlTokens:
     """The control tokens of a tokenizer; holds no state between calls."""
 
     def __init__(self, backend: Backend, ids: Iterable[int]) -> None:
-        """Take the ids; those that are no added tokens cannot be written out, and do not count."""
+        """Take the ids; those that cannot be written out, or stand for what is not known, do not count."""
         added = backend.get_added_tokens_decoder()
         self._backend = backend
-        self._ids = frozenset(ids) & added.keys()
+        unknown = self._without_added(_UNKNOWN)
+        self._ids = frozenset(one for one in added.keys() & ids if one not in unknown)
         self._texts = sorted((added[one].content for one in self._ids), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, self._texts)) or "(?!)")
         # Those are looked for after the text was normalised, and may be written in other ways.
@@ -100,6 +104,9 @@ class ControlTokens:
         (before,) = self._encode([_BEFORE])
         ids = self._without_added(_BEFORE + piece)
         ids = ids[len(before) :] if ids[: len(before)] == before else self._without_added(piece)
+        if not self._ids.isdisjoint(ids):
+            # The vocabulary has it as one of its words, which single characters are not.
+            ids = [one for character in piece for one in self._without_added(character)]
         if not self._ids.isdisjoint(ids):
             problem = f"has {excerpt(repr(piece), 40)}, which this model cannot read as ordinary text"
             raise InvalidRequest([Violation("prompt", problem)])

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
@@ -27,6 +27,43 @@ def make_spaced_tokenizer(**config: Any) -> PreTrainedTokenizerFast:
     backend.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in words[:3]])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>", **config
+    )
+
+
+def make_word_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer as BERT's: words without spaces, small letters, one token for what is unknown."""
+    words = ["[UNK]", "[CLS]", "[SEP]", "hi", "##1", "no", ".", "1", "##2", "<", "e", "##os", ">", "end", "a"]
+    vocab = {word: index for index, word in enumerate(words)}
+    backend = Backend(models.WordPiece(vocab, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    special = [("[CLS]", 1), ("[SEP]", 2)]
+    backend.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, special)
+    backend.add_special_tokens(words[:3])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="[UNK]", bos_token="[CLS]", eos_token="[SEP]"
+    )
+
+
+def make_scored_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer of words with scores, which are found with the space before them."""
+    scores = [
+        ("<unk>", 0.0),
+        ("</s>", 0.0),
+        ("▁", -2.0),
+        ("h", -3.0),
+        ("i", -3.0),
+        ("▁hi", -1.0),
+        ("<", -5.0),
+    ]
+    backend = Backend(models.Unigram([*scores, (">", -5.0), ("s", -5.0), ("/", -6.0), ("a", -6.0)], unk_id=0))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    backend.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in ("<unk>", "</s>")]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="</s>", eos_token="</s>", unk_token="<unk>"
     )
 
 
@@ -76,7 +113,12 @@ def with_control_tokens(pretrained: PreTrainedTokenizerFast, template: str) -> P
     return pretrained
 
 
-VOCABULARIES = {"bytes": make_byte_tokenizer, "spaces": make_spaced_tokenizer}
+VOCABULARIES = {
+    "bytes": make_byte_tokenizer,
+    "spaces": make_spaced_tokenizer,
+    "words": make_word_tokenizer,
+    "scores": make_scored_tokenizer,
+}
 """How to make a tokenizer of each kind."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, processors
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -74,13 +74,36 @@ def test_literal_text_keeps_what_the_tokenizer_puts_after_a_text() -> None:
     assert Tokenizer(pretrained).encode("<eos>", is_literal=True) == [BOS_ID, *b"<eos>", EOS_ID]
 
 
-def test_control_token_that_the_vocabulary_has_too_is_refused_in_a_literal_text() -> None:
-    """Taken without the added tokens it is the same one, and would steer."""
-    backend = Backend(models.BPE(vocab={"<": 0, ">": 1, "<>": 2}, merges=[("<", ">")]))
-    backend.add_special_tokens([AddedToken("<>", special=True)])
+def test_control_token_that_the_vocabulary_has_too_is_ordinary_text_by_its_characters() -> None:
+    """Taken without the added tokens it is the same one, and would steer; one of a single character does."""
+    backend = Backend(models.BPE(vocab={"<": 0, ">": 1, "<>": 2, "^": 3}, merges=[("<", ">")]))
+    backend.add_special_tokens([AddedToken("<>", special=True), AddedToken("^", special=True)])
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
 
-    with pytest.raises(InvalidRequest, match="'<>', which this model cannot read as ordinary text"):
-        Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend)).encode("><>", is_literal=True)
+    assert tokenizer.encode("><>", is_literal=True) == [1, 0, 1]
+    with pytest.raises(InvalidRequest, match=r"'\^', which this model cannot read as ordinary text"):
+        tokenizer.encode("^", is_literal=True)
+
+
+def test_token_for_unknown_characters_is_no_control_token() -> None:
+    """It is special, and any text may have it."""
+    backend = Backend(models.WordLevel({"<unk>": 0, "hi": 1, "<eos>": 2, "a": 3}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.add_special_tokens(["<unk>", "<eos>"])
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+
+    assert tokenizer.encode("hi <unk> b <eos>") == [1, 0, 0, 2]
+    assert tokenizer.encode("hi <unk> b <eos>", is_literal=True) == [1, 0, 0, 0, 0, 0]
+
+
+def test_tokenizer_that_reads_special_tokens_as_text_does_so_everywhere() -> None:
+    """Its folder says split_special_tokens; then there is nothing to hide."""
+    pretrained = make_byte_tokenizer()
+    pretrained.backend_tokenizer.encode_special_tokens = True
+    chat = [{"role": "user", "content": "<eos>"}]
+
+    assert Tokenizer(pretrained).encode("<eos>") == [BOS_ID, *b"<eos>"]
+    assert Tokenizer(pretrained).encode_chat(chat) == [*b"<bos>user: <eos>\nassistant: "]
 
 
 TEXTS = {
