@@ -22,7 +22,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
-from common.errors import Cancelled, KVSpanError, PeerLost, PeerUnavailable, PrefillEngineFailed
+from common.errors import (
+    Cancelled,
+    InvariantViolation,
+    KVSpanError,
+    PeerLost,
+    PeerUnavailable,
+    PrefillEngineFailed,
+)
 from common.model.text import Tokenizer
 from common.runtime.clock import Clock
 from common.telemetry.logging import log_fields
@@ -205,9 +212,13 @@ class Attempts:
             return await begun
         except asyncio.CancelledError as error:
             self._owners.admission.withdraw(ticket)
-            # Granted in the turn in which its call was cancelled: nobody else will ever take what it began.
-            if begun.done() and not begun.cancelled() and begun.exception() is None:
-                begun.result().give_up(error)
+            # Granted in the turn in which its call was cancelled: nobody else will see what came of that.
+            if begun.done() and not begun.cancelled():
+                failure = begun.exception()
+                if isinstance(failure, InvariantViolation):
+                    raise failure from error
+                if failure is None:
+                    begun.result().give_up(error)
             raise
 
     def _begin(self, attempt: _Attempt, begun: asyncio.Future[_Begun], grant: Grant[Place]) -> None:

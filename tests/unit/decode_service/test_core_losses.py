@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -224,6 +225,29 @@ async def test_a_request_that_waits_fails_under_retry_when_no_peer_comes_back(
         ends = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(one) for one in ends] == [PeerUnavailable] * 3
         assert counts_of(pair) == RequestCounts(submitted=3, failed=2, refused=1, retried=3)
+
+
+async def test_a_violation_at_the_begin_is_heard_though_the_call_is_cancelled(
+    slab_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the very turn of the grant nobody else would see it, and the service would go on with it."""
+
+    def begin(*_: object) -> NoReturn:
+        raise InvariantViolation("begun twice")
+
+    async with memory_pair(slab_dir) as pair:
+        gate, loop = Gate(pair.engine), asyncio.get_running_loop()
+        running = [start(pair, make_request()) for _ in range(2)]
+        gone = start(pair, make_request())
+        await gate.entered()
+
+        monkeypatch.setattr(RemotePlace, "begin", begin)
+        pair.journal.on_reserved = partial(loop.call_soon, gone.cancel)
+        gate.open()
+
+        with pytest.raises(InvariantViolation, match="begun twice"):
+            await gone
+        await asyncio.gather(*running)
 
 
 async def test_a_lost_request_runs_again_in_another_session_if_there_is_one(slab_dir: Path) -> None:
