@@ -26,6 +26,7 @@ from common.errors import (
     Cancelled,
     InvariantViolation,
     KVSpanError,
+    LeaseExpired,
     PeerLost,
     PeerUnavailable,
     PrefillEngineFailed,
@@ -61,8 +62,12 @@ class LossPolicy(enum.Enum):
     """Run again in this process."""
 
 
-LOSSES = (PeerLost, PeerUnavailable, PrefillEngineFailed)
-"""Ends of an attempt after which another prefill service, or this process, may do better."""
+LOSSES = (PeerLost, PeerUnavailable, PrefillEngineFailed, LeaseExpired)
+"""Ends of an attempt after which another prefill service, or this process, may do better.
+
+So it is with a lease that expired: a prompt that got no credit yields the engine to who waits, and one that is
+computed here needs none. Where its time is over, that of the request is over too.
+"""
 
 MAX_ATTEMPTS = 3
 """Tries of one request, the first included."""

@@ -12,6 +12,7 @@ import pytest
 from common.errors import (
     InvariantViolation,
     KVSpanError,
+    LeaseExpired,
     PrefillEngineFailed,
     PromptTooLong,
     QueueFull,
@@ -231,14 +232,17 @@ async def test_a_client_that_does_not_read_holds_no_lane(slab_dir: Path) -> None
         assert "".join(event.text for event in (*first, *rest)) == "defg"
 
 
+@pytest.mark.parametrize("error", [RuntimeError("a device was lost"), LeaseExpired("no credit in time")])
 @pytest.mark.parametrize("policy", [LossPolicy.RETRY, LossPolicy.LOCAL])
-async def test_a_prompt_that_an_engine_fails_at_runs_again(slab_dir: Path, policy: LossPolicy) -> None:
+async def test_a_prompt_that_an_engine_fails_at_runs_again(
+    slab_dir: Path, policy: LossPolicy, error: Exception
+) -> None:
     """An engine that fails is a prefill service that is lost to this prompt."""
     async with memory_pair(slab_dir, policy) as pair:
 
         def on_layer(chunk: Range, layer: int) -> None:
             pair.engine.on_layer = lambda chunk, layer: None
-            raise RuntimeError("a device was lost")
+            raise error
 
         pair.engine.on_layer = on_layer
 
