@@ -65,8 +65,8 @@ class LossPolicy(enum.Enum):
 LOSSES = (PeerLost, PeerUnavailable, PrefillEngineFailed, LeaseExpired)
 """Ends of an attempt after which another prefill service, or this process, may do better.
 
-So it is with a lease that expired: a prompt that got no credit yields the engine to who waits, and one that is
-computed here needs none. Where its time is over, that of the request is over too.
+So it is with a lease that expired: a prompt that got no credit yields the engine to who waits, and needs none
+when it is computed here. Where its time is over, that of the request is over too.
 """
 
 MAX_ATTEMPTS = 3
