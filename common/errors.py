@@ -359,7 +359,7 @@ class Cancelled(RequestError, code="REQUEST_CANCELLED"):
 class DeadlineExceeded(RequestError, code="DEADLINE_EXCEEDED"):
     """The request did not end within its time limit."""
 
-    text = "{problem} within {limit_s:.1f} s"
+    text = "{problem} within {limit_s:g} s"
     limit_s: float
     problem: str = "not finished"
 

@@ -217,7 +217,7 @@ class CreditRing:
         group = planned.group_index
         sealed = sum(sealed_group == group for sealed_group, _ in self._sealed.values())
         wanted = f"{planned.length} bytes of group {group}"
-        bound = f"{round(self._bound_ns() / 1e9, 1):g} s"
+        bound = f"{self._bound_ns() / 1e9:g} s"
         if self._waited_ns < self._bound_ns():
             bound = f"{CONTESTED_WAIT_S:g} s while another session waits for the engine"
         return f"no credit for {wanted} within {bound} ({sealed} spans sealed and not released)"

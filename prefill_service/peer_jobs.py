@@ -80,7 +80,7 @@ class PeerJobs:
         # the next one later still. One that waits for credit has kept the engine from others.
         if job.is_waiting:
             self._put_last(job)
-        error = LeaseExpired(f"prefill did not end within {start.time_limit_s:.1f} s")
+        error = LeaseExpired(f"prefill did not end within {start.time_limit_s:g} s")
         self._on_expired(start.transfer_id, error)
 
     def _put_last(self, job: Job) -> None:

@@ -133,7 +133,7 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
             if peer.is_mapping:
                 watch.heard()
             if watch.look():
-                raise PeerLost(f"decode was silent for {watch.limit_s:.1f} s")
+                raise PeerLost(f"decode was silent for {watch.limit_s:g} s")
 
     async def _write(self, peer: DecodePeer, context: Context) -> None:
         while (message := await peer.next_message()) is not None:

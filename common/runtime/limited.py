@@ -45,7 +45,7 @@ def run_limited(work: Callable[[], Made], limit_s: float) -> Made:
         finally:
             del outcome  # the frames of an error must not hold it
     _stop(thread)
-    raise TimeoutError(f"not ended within {limit_s:.1f} s")
+    raise TimeoutError(f"not ended within {limit_s:g} s")
 
 
 def _stop(thread: threading.Thread) -> None:

@@ -125,7 +125,7 @@ class PeerConnection:
         except (KVSpanError, RemoteFailure) as error:
             return error
         except TimeoutError:
-            return LeaseExpired(f"no Welcome within {HANDSHAKE_S:.0f} s")
+            return LeaseExpired(f"no Welcome within {HANDSHAKE_S:g} s")
         except InvariantViolation:
             raise
         except Exception as error:
@@ -198,7 +198,7 @@ class PeerConnection:
         while True:
             await asyncio.sleep(watch.interval_s)
             if session.is_open and watch.look():
-                raise PeerLost(f"it was silent for {watch.limit_s:.1f} s")
+                raise PeerLost(f"it was silent for {watch.limit_s:g} s")
             session.check_drained()
             if session.is_retired:
                 self._has_passed.set()

@@ -87,7 +87,7 @@ EXAMPLES: tuple[tuple[KVSpanError, dict[str, str]], ...] = (
     (errors.PromptTooLong("pages", 70, 64), {"limit_name": "pages", "needed": "70", "limit": "64"}),
     (errors.UnknownModel("large", "tiny"), {"requested": "large", "served": "tiny"}),
     (errors.Cancelled("client went away"), {"cause": "client went away"}),
-    (errors.DeadlineExceeded(2.5), {"limit_s": "2.5"}),
+    (errors.DeadlineExceeded(0.0375), {"limit_s": "0.0375"}),
     (errors.EngineFailed("no memory"), {"problem": "no memory"}),
 )
 

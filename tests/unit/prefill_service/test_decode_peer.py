@@ -128,7 +128,7 @@ async def test_a_queued_job_fails_when_its_time_is_over(desk: PeerDesk) -> None:
     (failed,) = await desk.said(1)
 
     assert isinstance(failed, PrefillFailed)
-    assert failed.reason == LeaseExpired.code
+    assert (failed.reason, failed.message) == (LeaseExpired.code, "prefill did not end within 0.001 s")
     assert len(desk.queue) == 0
 
 

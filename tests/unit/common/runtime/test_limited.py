@@ -43,5 +43,5 @@ def test_what_the_work_raises_is_raised() -> None:
 
 def test_work_that_goes_on_for_ever_is_stopped() -> None:
     """Its thread is gone afterwards, whatever errors it handles."""
-    with pytest.raises(TimeoutError, match=r"within 0\.1 s"):
-        run_limited(spin, 0.1)
+    with pytest.raises(TimeoutError, match=r"within 0\.02 s"):
+        run_limited(spin, 0.02)
