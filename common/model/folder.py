@@ -23,6 +23,7 @@ from common.excerpt import excerpt
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+ADDED_TOKENS = "added_tokens.json"
 
 _READ = (
     CONFIG, "generation_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json",
@@ -30,7 +31,7 @@ _READ = (
 )  # fmt: skip
 """What loading reads of a folder, as far as it is there."""
 
-_OBJECTS = ("generation_config.json", TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json")
+_OBJECTS = ("generation_config.json", TOKENIZER_CONFIG, "special_tokens_map.json", ADDED_TOKENS)
 """Small files of JSON objects; a library takes some that are none for absent."""
 
 _POINTER = b"version https://git-lfs.github.com/spec/"

@@ -13,10 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from transformers import GenerationConfig
 
 from common.errors import ConfigError
 from common.excerpt import excerpt
+from common.model.library import blamed
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -60,6 +64,14 @@ def end_ids(spec: str, told: EndTokens, num_rows: int) -> tuple[tuple[int, ...],
     wanted = (generation or config) | tokenizer
     obeyed = {one for one in wanted if 0 <= one < num_rows}
     return tuple(sorted(obeyed)), tuple(_notes(obeyed, wanted - obeyed, config - wanted, num_rows))
+
+
+def check_generation(spec: str, folder: Path) -> None:
+    """Raise `ConfigError` when the library cannot take the generation config: it would blame the weights."""
+    path = folder / GENERATION_CONFIG
+    if path.exists():
+        with blamed(spec, path):
+            GenerationConfig.from_pretrained(folder, local_files_only=True)
 
 
 def unused_defaults(declared: dict[str, Any]) -> tuple[str, ...]:

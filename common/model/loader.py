@@ -27,7 +27,7 @@ from common.model.describe import check_against, describe, text_config, use_plai
 from common.model.fingerprint import config_fields, fingerprint, tokenizer_fields
 from common.model.folder import CONFIG, TOKENIZER, check_complete
 from common.model.foreign_code import code_notes
-from common.model.generation import EndTokens, end_ids, unused_defaults
+from common.model.generation import EndTokens, check_generation, end_ids, unused_defaults
 from common.model.library import blamed
 from common.model.positions import context_limits, ignored_keys
 from common.model.progress import shown_progress
@@ -185,6 +185,7 @@ def _load_parts(spec: str, folder: Path, dtype: DType, page_tokens: int) -> _Par
         use_plainly(config)
         geometry = describe(config, dtype, page_tokens)
     check_complete(spec, folder)
+    check_generation(spec, folder)
     checkpoint = read_checkpoint(spec, folder, written)
     with blamed(spec, folder / TOKENIZER):
         tokenizer = read_tokenizer(spec, folder, geometry.vocab_size)

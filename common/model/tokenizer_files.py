@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from common.errors import ConfigError
 from common.excerpt import excerpt
-from common.model.folder import TOKENIZER, TOKENIZER_CONFIG, read_object
+from common.model.folder import ADDED_TOKENS, TOKENIZER, TOKENIZER_CONFIG, read_object
 from common.model.template_files import LEGACY, find_templates, template_notes
 
 _RULES = ("normalizer", "pre_tokenizer")
@@ -51,7 +51,6 @@ def read_tokenizer(spec: str, folder: Path, num_rows: int) -> FolderTokenizer:
 
     Raises: `ConfigError` when it cannot serve that model; whatever a library raises over broken files.
     """
-    content = read_object(spec, folder / TOKENIZER)
     templates = find_templates(spec, folder)
     pretrained = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if not isinstance(pretrained, FastTokenizer):
@@ -60,7 +59,7 @@ def read_tokenizer(spec: str, folder: Path, num_rows: int) -> FolderTokenizer:
     _check_rows(spec, backend, num_rows)
     notes = [
         *_rule_notes(pretrained, Backend.from_file(str(folder / TOKENIZER))),
-        *_moved_notes(backend, content["added_tokens"]),
+        *_moved_notes(spec, folder, backend),
         *_row_notes(backend, num_rows),
         *template_notes(templates, pretrained.chat_template),
     ]
@@ -87,15 +86,22 @@ def _rule_notes(pretrained: FastTokenizer, written: Backend) -> Iterator[str]:
         yield f"{TOKENIZER} lacks {_shown(added, new)}: added by {TOKENIZER_CONFIG} or transformers' {name}"
 
 
-def _moved_notes(backend: Backend, added: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield which added tokens got other ids than the file gives them: the library leaves no gap."""
-    ids = {one["content"]: one["id"] for one in added}
+def _written_ids(spec: str, folder: Path) -> Iterator[tuple[str, dict[str, int]]]:
+    """Yield each file that gives ids to added tokens, with them."""
+    added = read_object(spec, folder / TOKENIZER)["added_tokens"]
+    yield TOKENIZER, {one["content"]: one["id"] for one in added}
+    decoder = read_object(spec, folder / TOKENIZER_CONFIG).get("added_tokens_decoder", {})
+    yield TOKENIZER_CONFIG, {one["content"]: int(token_id) for token_id, one in decoder.items()}
+    yield ADDED_TOKENS, read_object(spec, folder / ADDED_TOKENS)
+
+
+def _moved_notes(spec: str, folder: Path, backend: Backend) -> Iterator[str]:
+    """Yield which added tokens got other ids than a file gives them: the library leaves no gap."""
     vocab = backend.get_vocab()
-    moved = {token: vocab[token] for token in ids if vocab[token] != ids[token]}
-    if moved:
-        written = ", ".join(str(ids[token]) for token in moved)
-        shown = _shown(list(moved), moved)
-        yield f"{TOKENIZER} gives {excerpt(written, 60)} as ids of added tokens that become {shown}, in a row"
+    for file, ids in _written_ids(spec, folder):
+        if moved := [token for token in ids if token in vocab and vocab[token] != ids[token]]:
+            written = excerpt(", ".join(str(ids[token]) for token in moved), 60)
+            yield f"{file} gives {written} as ids of added tokens that become {_shown(moved, vocab)}"
 
 
 def _state(part: Any) -> Any:

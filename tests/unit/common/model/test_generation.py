@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from common.errors import ConfigError
-from common.model.generation import EndTokens, end_ids, unused_defaults
+from common.model.generation import EndTokens, check_generation, end_ids, unused_defaults
 
 NUM_ROWS = 10
 
@@ -78,3 +80,13 @@ def test_defaults_that_do_nothing_are_not_named() -> None:
     }
 
     assert unused_defaults(declared) == ()
+
+
+@pytest.mark.parametrize("content", ['{"pad_token_id": [1]}', '{"watermarking_config": 5}'])
+def test_generation_config_that_cannot_be_taken_is_blamed_itself(tmp_path: Path, content: str) -> None:
+    """The library finds out while it loads weights, whose file would be named for it."""
+    check_generation("/m", tmp_path)
+    (tmp_path / "generation_config.json").write_text(content)
+
+    with pytest.raises(ConfigError, match=r"cannot load .*/generation_config\.json: "):
+        check_generation("/m", tmp_path)

@@ -102,6 +102,7 @@ def test_recurrent_model_is_refused_before_its_weights_are_looked_for(tmp_path: 
         ("generation_config.json", b'{"eos_token_id": "x"}'),
         ("generation_config.json", b"{"),
         ("generation_config.json", b""),
+        ("generation_config.json", b'{"pad_token_id": [1]}'),
         ("special_tokens_map.json", b"3"),
     ],
 )

@@ -102,17 +102,22 @@ def test_rules_that_are_obeyed_are_not_noted(tmp_path: Path, family: str) -> Non
     assert read(save_tokenizer(tmp_path, family, make_byte_tokenizer())).notes == ()
 
 
-def test_ids_that_are_read_otherwise_than_written_are_noted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "added_tokens.json"])
+def test_ids_that_are_read_otherwise_than_written_are_noted(tmp_path: Path, file: str) -> None:
     """Row Y9: the library numbers added tokens in a row, and other rows than were meant are taken."""
     save_tokenizer(tmp_path, "llama", make_byte_tokenizer())
     added = json.loads((tmp_path / "tokenizer.json").read_text())["added_tokens"]
-    edit_json(
-        tmp_path / "tokenizer.json", added_tokens=[*added[:2], {**added[2], "content": "<gap>", "id": 270}]
-    )
+    gap = {**added[2], "content": "<gap>", "id": 270}
+    changes: dict[str, dict[str, object]] = {
+        "tokenizer.json": {"added_tokens": [*added, gap]},
+        "tokenizer_config.json": {"added_tokens_decoder": {"270": gap}},
+        "added_tokens.json": {"<gap>": 270},
+    }
+    edit_json(tmp_path / file, **changes[file])
 
     notes = read(tmp_path).notes
 
-    assert "tokenizer.json gives 270 as ids of added tokens that become '<gap>' (258), in a row" in notes
+    assert f"{file} gives 270 as ids of added tokens that become '<gap>' (259)" in notes
 
 
 def test_added_tokens_beyond_the_rows_are_noted(tmp_path: Path) -> None:
