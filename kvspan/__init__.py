@@ -6,6 +6,7 @@ Theory of operation: names are imported when they are first used, so that import
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -38,4 +39,13 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _refuse_another_common()
     return vars(import_module(_HOMES[name]))[name]
+
+
+def _refuse_another_common() -> None:
+    """Raise ImportError when a package of somebody else has the name of ours and comes first on the path."""
+    found = import_module("common").__file__
+    ours = os.path.join(os.path.dirname(__file__), os.pardir, "common", "__init__.py")
+    if found is None or not os.path.samefile(found, ours):
+        raise ImportError(f"{found} hides the package common of kvspan; rename it, or run python -P")

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from common.runtime.lifecycle import end_with_parent
-from kvspan.commands.command import CommandFailed
+from kvspan.commands.command import CommandFailed, module_command
 
 if TYPE_CHECKING:
     from common.model.reference import Reference
@@ -55,7 +55,7 @@ class Baseline:
     async def start(cls, model: str, dtype: str, threads: int) -> Self:
         """Start a child that loads the model; the first answer waits for that."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", __name__, model, dtype, str(threads), str(os.getpid()),
+            *module_command(__name__), model, dtype, str(threads), str(os.getpid()),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=LINE_LIMIT,
             start_new_session=True,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How a command of `kvspan` ends, and how it tells another program where it serves."""
+"""How a command of `kvspan` ends, tells another program where it serves, and starts one."""
 
 from __future__ import annotations
 
@@ -26,3 +26,13 @@ def tell(line: str) -> None:
     sys.stdout.flush()
     sys.stdout.buffer.write(os.fsencode(f"{line}\n"))
     sys.stdout.buffer.flush()
+
+
+def module_command(module: str) -> tuple[str, ...]:
+    """Return how to run a module of ours in another process, whatever lies in the working directory.
+
+    Python looks there first, where a folder may have the name of one of our packages; unless that is where
+    ours lie.
+    """
+    root = os.path.join(os.path.dirname(__file__), os.pardir, os.pardir)
+    return (sys.executable, *(() if os.path.samefile(root, os.curdir) else ("-P",)), "-m", module)

@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,13 @@ from typing import Any, Self
 from common.errors import ConfigError
 from common.preflight import no_temporary
 from common.runtime.address import MAX_PATH_BYTES
-from kvspan.commands.command import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CommandFailed
+from kvspan.commands.command import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_USAGE,
+    CommandFailed,
+    module_command,
+)
 from kvspan.commands.services import PARENT_FLAG, READY, REFUSED
 
 HURRY_LIMIT_S, HURRY_INTERVAL_S = 3.0, 0.05
@@ -165,7 +170,7 @@ class PairPlan:
 
 def service_command(name: str, arguments: Sequence[str]) -> tuple[str, ...]:
     """Return the command of a service that ends with this process."""
-    return (sys.executable, "-m", "kvspan.cli", name, f"{PARENT_FLAG}={os.getpid()}", *arguments)
+    return (*module_command("kvspan.cli"), name, f"{PARENT_FLAG}={os.getpid()}", *arguments)
 
 
 class Pair:
