@@ -1,8 +1,8 @@
 """The composition root of the decode service: opens everything, serves, closes everything.
 
 Theory of operation: the model is loaded and refused or accepted before anything else is allocated. Health is
-SERVING while a prompt can be computed: with prefill services configured that needs an open session. SIGTERM
-shuts down: NOT_SERVING first, new requests are refused, running ones may end within the grace.
+SERVING while prompts are computed that name no route; `remote` has one of its own, which needs a session.
+SIGTERM shuts down: NOT_SERVING first, new requests are refused, running ones may end within the grace.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from decode_service.cache.admission import Admission
 from decode_service.cache.cache import KVCache
 from decode_service.cache.spec import page_bytes, pool_pages
 from decode_service.cache.storage import PagedStorage
-from decode_service.config import DecodeConfig
+from decode_service.config import REMOTE_HEALTH, SERVICE_NAME, DecodeConfig
 from decode_service.core import DecodeCore
 from decode_service.generate.backends.torch_backend import TorchBackend
 from decode_service.generate.step_loop import StepLoop
@@ -51,8 +51,6 @@ from decode_service.request import Route
 from kvspan.v1 import decode_pb2_grpc
 
 logger = logging.getLogger(__name__)
-
-SERVICE_NAME = "kvspan.v1.DecodeService"
 
 GENERATE = f"/{SERVICE_NAME}/Generate"
 
@@ -232,12 +230,19 @@ class DecodeService(Service):
         self._health.set()
 
     async def _keep_health(self, server: Server) -> None:
-        """Let health follow whether a prompt can be computed."""
+        """Let health follow whether a prompt can be computed by the default route, and by `remote`."""
         while True:
             await self._health.wait()
             self._health.clear()
-            can_compute = not self._peers or any(peer.session for peer in self._peers)
-            await (server.mark_serving() if can_compute else server.mark_not_serving())
+            has_session = any(peer.session for peer in self._peers)
+            await (server.mark_serving if has_session else server.mark_not_serving)(REMOTE_HEALTH)
+            can_compute = has_session or self._default_route is not Route.REMOTE
+            await (server.mark_serving if can_compute else server.mark_not_serving)()
+
+    @property
+    def _default_route(self) -> Route:
+        # Without a prefill service there is one route; a config that asks for another one is refused.
+        return Route(self._config.route) if self._config.prefill else Route.LOCAL
 
     def _make_peer(self, target: str) -> PrefillPeer:
         config = PeerConfig(
@@ -276,7 +281,6 @@ class DecodeService(Service):
 
     def _make_limits(self) -> RequestLimits:
         loaded, config = self._loaded.ready.loaded, self._config
-        # Without a prefill service there is one route; a config that asks for another one is refused.
         has_peers = bool(config.prefill)
         return RequestLimits(
             model_name=loaded.name,
@@ -285,7 +289,7 @@ class DecodeService(Service):
             max_context_tokens=self._loaded.ready.prefill.max_prompt_tokens,
             max_new_tokens=config.max_new_tokens,
             time_limit_s=config.time_limit_s,
-            default_route=Route(config.route) if has_peers else Route.LOCAL,
+            default_route=self._default_route,
             routes=(Route.AUTO, Route.REMOTE, Route.LOCAL) if has_peers else (Route.LOCAL,),
             default_mode=config.transfer,
         )

@@ -10,6 +10,12 @@ from common.kv.digest import DigestKind
 from common.session.messages import TransferMode
 from common.settings import SECONDS, TARGET, TOKENS, ByValue, ServiceConfig, Size, setting
 
+SERVICE_NAME = "kvspan.v1.DecodeService"
+"""Its health is that of the route that requests take which name none."""
+
+REMOTE_HEALTH = f"{SERVICE_NAME}.remote"
+"""Name of the health of route `remote`: whether a session with a prefill service is open."""
+
 MEMORY_PAGE_BYTES = 4096
 MIN_SLAB_BYTES = 1 << 20
 

@@ -134,13 +134,13 @@ class Server:
         await self.grpc.start()
         self._watch = asyncio.create_task(_watch_descriptors(), name="descriptors")
 
-    async def mark_serving(self) -> None:
-        """Tell clients and supervisors that the service works."""
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+    async def mark_serving(self, *parts: str) -> None:
+        """Tell clients and supervisors that the service works, or these parts of it."""
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING, *parts)
 
-    async def mark_not_serving(self) -> None:
-        """Tell clients and supervisors that calls would fail for now."""
-        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+    async def mark_not_serving(self, *parts: str) -> None:
+        """Tell clients and supervisors that calls would fail for now, or calls of these parts."""
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING, *parts)
 
     async def shut_down(self) -> None:
         """Say NOT_SERVING for good while calls are still taken."""
@@ -181,9 +181,9 @@ class Server:
         self._socket_paths.append(address.path)
         return str(address)
 
-    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
-        for service in ("", *self._services):
-            await self._health.set(service, status)
+    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus, *parts: str) -> None:
+        for name in parts or ("", *self._services):
+            await self._health.set(name, status)
 
 
 def connection_options(left: int) -> tuple[tuple[str, int], ...]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.runtime.threads import resolve_threads
 from common.settings import setting_text
+from decode_service.config import REMOTE_HEALTH
 from kvspan.bench import measure
 from kvspan.bench.arms import ARMS, DECODERS, KVSPAN, in_order
 from kvspan.bench.baseline import Baseline
@@ -31,7 +32,7 @@ from kvspan.bench.workloads import PromptSource, QuickPlan, real_text
 from kvspan.commands.command import CommandFailed
 from kvspan.commands.flags import SETTINGS
 from kvspan.commands.pair import ChildEnded, Pair
-from kvspan.commands.remote import DECODE_SERVICE, told_failures, wait_serving
+from kvspan.commands.remote import told_failures, wait_serving
 from kvspan.commands.up import make_plan
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ async def _open(
     try:
         async with asyncio.timeout(READY_LIMIT_S):
             address, _ = await pair.read_addresses()
-            await wait_serving(address, DECODE_SERVICE)
+            await wait_serving(address, REMOTE_HEALTH)
     except ChildEnded as ended:
         raise ended.failure() from ended
     except TimeoutError:

@@ -6,15 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from decode_service.config import SERVICE_NAME
 from kvspan.commands.command import CommandFailed
 
 if TYPE_CHECKING:
     from common.wire.failure import RemoteFailure
 
 PREFILL_SERVICE = "kvspan.v1.PrefillService"
-
-DECODE_SERVICE = "kvspan.v1.DecodeService"
-"""Healthy while the decode service can take prompts by the routes it was told to use."""
 
 
 async def wait_serving(target: str, service: str) -> None:
@@ -102,7 +100,7 @@ def _service_at(target: str) -> str | None:
     """Return which service answers at `target`; None when it does not say."""
     from common.wire.failure import RemoteFailure
 
-    for name, service in (("prefill", PREFILL_SERVICE), ("decode", DECODE_SERVICE)):
+    for name, service in (("prefill", PREFILL_SERVICE), ("decode", SERVICE_NAME)):
         try:
             check_health(target, service, WHO_TIME_LIMIT_S)
         except RemoteFailure:

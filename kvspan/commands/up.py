@@ -18,11 +18,11 @@ import click
 from common.preflight import check_host
 from common.runtime.lifecycle import Lifecycle
 from common.settings import SECONDS
-from decode_service.config import DecodeConfig
+from decode_service.config import REMOTE_HEALTH, DecodeConfig
 from kvspan.commands.command import CommandFailed, tell
 from kvspan.commands.flags import arguments_of, make_config, settings_of
 from kvspan.commands.pair import ChildEnded, Pair, PairPlan, service_command, socket_folder
-from kvspan.commands.remote import DECODE_SERVICE, told_failures, wait_serving
+from kvspan.commands.remote import told_failures, wait_serving
 from prefill_service.config import PrefillConfig
 
 DEFAULTS = {"model": "demo", "listen": "127.0.0.1:50051"}
@@ -96,7 +96,7 @@ async def run_pair(
         async def announce() -> None:
             async with asyncio.timeout(ready_timeout_s):
                 decode, prefill = await pair.read_addresses()
-                await wait_serving(decode, DECODE_SERVICE)
+                await wait_serving(decode, REMOTE_HEALTH)
             await use(PairReady(decode, prefill, lifecycle.ending))
 
         async with pair:

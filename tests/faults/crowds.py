@@ -53,7 +53,7 @@ async def play_idle(cluster: Cluster, checks: Checks, verdict: Verdict) -> None:
         held = await asyncio.to_thread(_connect, path)
         with held:
             await _ask(cluster.clients[0], cluster, checks, verdict)
-            await eventually(lambda: cluster.is_serving("decode0", "Decode"))
+            await eventually(lambda: cluster.is_serving("decode0", "DecodeService"))
 
 
 def _connect(path: str) -> ExitStack:

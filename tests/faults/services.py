@@ -192,17 +192,17 @@ class Cluster:
         """Ask a service for its health; nobody there is no health."""
         channel = make_channel(self.address(name))
         try:
-            return await is_serving(channel, f"kvspan.v1.{service}Service", time_limit_s=20.0)
+            return await is_serving(channel, f"kvspan.v1.{service}", time_limit_s=20.0)
         except RemoteFailure:
             return False
         finally:
             await channel.close()
 
     async def decode_serves(self, expected: bool, index: int = 0) -> None:
-        """Wait until the health of decode says so."""
+        """Wait until the health of decode says whether it can use prefill."""
 
         async def look() -> bool:
-            return await self.is_serving(f"decode{index}", "Decode") is expected
+            return await self.is_serving(f"decode{index}", "DecodeService.remote") is expected
 
         await eventually(look)
 
@@ -210,7 +210,7 @@ class Cluster:
         """Wait until the health of prefill says that it takes no more."""
 
         async def look() -> bool:
-            return not await self.is_serving(f"prefill{index}", "Prefill")
+            return not await self.is_serving(f"prefill{index}", "PrefillService")
 
         await eventually(look)
 

@@ -15,8 +15,8 @@ from common.errors import ShuttingDown
 from common.slab.segment import SlabSegment
 from common.wire.channel import make_channel
 from common.wire.failure import RemoteFailure
-from decode_service.app import SERVICE_NAME, DecodeService
-from decode_service.config import DecodeConfig
+from decode_service.app import DecodeService
+from decode_service.config import REMOTE_HEALTH, SERVICE_NAME, DecodeConfig
 from decode_service.prefill import session_transfers
 from decode_service.prefill.prefill_client import PeerState
 from kvspan.client import AsyncClient
@@ -24,24 +24,17 @@ from tests.integration.conftest import Configs, LoadPair
 from tests.support.cases import Oracle, prompt_of
 from tests.support.gates import Gate, gated
 from tests.support.pair import open_session, running_decode, running_prefill, wait_until
+from tests.support.wire import is_serving
 
 PROMPT = prompt_of(130)
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-async def health(address: str) -> int:
-    """Return what grpc.health.v1 says of the decode service."""
-    async with make_channel(address) as channel:
-        request = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
-        answer = await health_pb2_grpc.HealthStub(channel).Check(request)
-    return int(answer.status)
-
-
 async def wait_for_health(address: str, wanted: int) -> None:
-    """Follow grpc.health.v1 until it says `wanted`."""
+    """Follow what grpc.health.v1 says of route `remote` until it is `wanted`."""
     async with asyncio.timeout(60), make_channel(address) as channel:
-        request = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
+        request = health_pb2.HealthCheckRequest(service=REMOTE_HEALTH)
         watch = health_pb2_grpc.HealthStub(channel).Watch(request)
         async for answer in watch:
             if answer.status == wanted:
@@ -99,6 +92,19 @@ async def test_h5_prefill_may_restart(dense: Configs, load: LoadPair, oracle: Or
 
         assert len(boots) == 3
         assert service.peers[0].statistics().num_transfers == 0
+
+
+@pytest.mark.parametrize(("route", "serves"), [("auto", True), ("local", True), ("remote", False)])
+async def test_health_is_that_of_the_route_by_default(
+    dense: Configs, load: LoadPair, route: str, serves: bool
+) -> None:
+    """Without any session this process computes what it may; whether there is one has a name of its own."""
+    copies = load(*dense)
+    config = replace(dense[1], route=route)
+    async with running_decode(config, copies.decode) as (_, address), make_channel(address) as channel:
+        told = [await is_serving(channel, name) for name in ("", SERVICE_NAME, REMOTE_HEALTH)]
+
+    assert told == [serves, serves, False]
 
 
 async def test_h2_decode_may_restart(dense: Configs, load: LoadPair, oracle: Oracle) -> None:

@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 
 from common.model.demo import cache_folder, demo_checkpoint
+from decode_service.config import REMOTE_HEALTH
 from kvspan.bench.arms import Arm
 from kvspan.bench.baseline import Baseline
 from kvspan.bench.measure import wait_idle
 from kvspan.bench.workloads import PromptSource, real_text
 from kvspan.client import AsyncClient
 from kvspan.commands.pair import Pair
-from kvspan.commands.remote import DECODE_SERVICE, wait_serving
+from kvspan.commands.remote import wait_serving
 from kvspan.commands.up import make_plan
 from tests.parity.cases import WAYS, Case, Outcome
 
@@ -98,7 +99,7 @@ async def running_pair(case: Case, folder: Path) -> AsyncIterator[AsyncClient]:
     }
     async with Pair(make_plan(settings, f"unix:{folder}/prefill.sock")) as pair:
         address, _ = await pair.read_addresses()
-        await wait_serving(address, DECODE_SERVICE)
+        await wait_serving(address, REMOTE_HEALTH)
         async with AsyncClient(address) as client:
             yield client
 

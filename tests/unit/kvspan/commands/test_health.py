@@ -9,8 +9,8 @@ import pytest
 from common.wire.failure import RemoteFailure
 from kvspan import cli
 from kvspan.commands.command import EXIT_FAILED, EXIT_OK
-from kvspan.commands.remote import DECODE_SERVICE, wait_serving
-from tests.support.wire import ScriptedDecode, answer_hello, serving
+from kvspan.commands.remote import wait_serving
+from tests.support.wire import DECODE_SERVICE, ScriptedDecode, answer_hello, serving
 
 
 async def health(address: str, *flags: str) -> int:
