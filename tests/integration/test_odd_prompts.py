@@ -17,7 +17,10 @@ from common.model.tiny import make_byte_tokenizer, make_tiny, tiny_config
 from tests.support.pair import make_configs, running_pair
 from tests.support.vocabularies import edit_json, make_spaced_tokenizer, save_tokenizer
 
-NUM_TOKENS = 5
+NUM_TOKENS = 12
+
+NUM_ROWS = 300
+"""More than there are ids: an answer may have tokens that are no text (Y9)."""
 
 TEXTS = ("No. 1234567 costs 99 EUR, café ﬁne\n", "hi", "x" * 150)
 CHATS = (
@@ -66,11 +69,11 @@ ODD: dict[str, tuple[str, Callable[[], PreTrainedTokenizerFast], Callable[[Path]
 def make_folder(folder: Path, odd: str) -> Path:
     """Write a tiny checkpoint with an odd tokenizer or template."""
     family, make_tokenizer, change = ODD[odd]
-    with shown_progress(False):
-        make_tiny(tiny_config(TinyFamily(family)), 5, torch.float32).save_pretrained(folder)
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = TEMPLATE
+    tokenizer, config = make_tokenizer(), tiny_config(TinyFamily(family))
+    tokenizer.chat_template, config.vocab_size = TEMPLATE, NUM_ROWS
     save_tokenizer(folder, family, tokenizer)
+    with shown_progress(False):
+        make_tiny(config, 5, torch.float32).save_pretrained(folder)
     change(folder)
     return folder
 
@@ -129,4 +132,5 @@ async def test_text_and_chats_are_read_and_answered_as_by_transformers(odd: str,
                 for given, _ in prompts
             ]
             assert [one.token_ids for one in answers] == expected, route
+            assert any(token >= NUM_ROWS - 40 for one in answers for token in one.token_ids)
             assert [one.usage.prompt_tokens for one in answers] == [len(ids) for _, ids in prompts]
