@@ -24,6 +24,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from common.session.identity import ModelFingerprint
 
+Fields = tuple[tuple[str, str], ...]
+"""Names with the canonical JSON of their values, sorted."""
+
 _INCIDENTAL = frozenset(
     {
         *(field.name for field in dataclasses.fields(PreTrainedConfig)),
@@ -40,7 +43,7 @@ makes another key that counts: `type` of a position encoding its `rope_type`, th
 _DROPOUT = ("dropout", "pdrop", "layerdrop")
 """In names of keys that only training obeys."""
 
-_READ_OF_ANY = frozenset(
+READ_OF_ANY = frozenset(
     {
         "model_type", "attention_chunk_size", "head_dim", "is_causal", "kv_sharing_modes", "layer_types",
         "per_layer_config", "sliding_window", "use_bidirectional_attention",
@@ -56,28 +59,21 @@ _SHOWN_CHARS = 64 << 10
 """Of one field: any chat template, and of a vocabulary its digest."""
 
 
-def fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> ModelFingerprint:
-    """Return the digests of a loaded model; reads every weight once."""
+def fingerprint(model: PreTrainedModel, config: Fields, tokenizer: Fields) -> ModelFingerprint:
+    """Return the digests of a loaded model and of its fields; reads every weight once."""
     return ModelFingerprint(
-        config=config_digest(model.config),
-        weights=weights_digest(model),
-        tokenizer=tokenizer_digest(tokenizer),
+        config=_json_digest(config), weights=weights_digest(model), tokenizer=_json_digest(tokenizer)
     )
 
 
-def config_digest(config: PreTrainedConfig) -> str:
-    """Return the digest of everything in the config that changes what the model computes."""
-    return _json_digest(config_fields(config))
-
-
-def config_fields(config: PreTrainedConfig) -> tuple[tuple[str, str], ...]:
+def config_fields(config: PreTrainedConfig) -> Fields:
     """Return each key of the config that counts, with its canonical JSON, sorted by key."""
     return _canonical_fields(_counted(config, config.to_dict()))
 
 
 def _counted(config: PreTrainedConfig, fields: dict[str, Any]) -> dict[str, Any]:
     """Return of the fields of a config those that count, of a config inside it too."""
-    known = {field.name for field in dataclasses.fields(config)} | _READ_OF_ANY
+    known = {field.name for field in dataclasses.fields(config)} | READ_OF_ANY
     counted = {}
     for key, value in fields.items():
         inner = getattr(config, key, None)
@@ -85,7 +81,7 @@ def _counted(config: PreTrainedConfig, fields: dict[str, Any]) -> dict[str, Any]
             continue
         if isinstance(inner, PreTrainedConfig):
             counted[key] = _counted(inner, value)
-        elif value is not None or key not in _READ_OF_ANY:
+        elif value is not None or key not in READ_OF_ANY:
             counted[key] = _without(value, _INCIDENTAL)
     return counted
 
@@ -99,12 +95,7 @@ def weights_digest(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def tokenizer_digest(tokenizer: PreTrainedTokenizerFast) -> str:
-    """Return the digest of how text becomes token ids and back."""
-    return _json_digest(tokenizer_fields(tokenizer))
-
-
-def tokenizer_fields(tokenizer: PreTrainedTokenizerFast) -> tuple[tuple[str, str], ...]:
+def tokenizer_fields(tokenizer: PreTrainedTokenizerFast) -> Fields:
     """Return each part of a tokenizer, its chat template too, with its canonical JSON, sorted by name."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     special_ids = {
@@ -128,7 +119,7 @@ def _distinct_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tenso
         yield name, tensor
 
 
-def _canonical_fields(values: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+def _canonical_fields(values: dict[str, Any]) -> Fields:
     return tuple((key, _shown(_canonical(values[key]))) for key in sorted(values))
 
 

@@ -10,6 +10,7 @@ Not here: attention over pages (`attention.py`), prefill (`prefill.py`).
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from common.errors import ConfigError
+from common.excerpt import excerpt
 from common.kv.geometry import DType, KVGeometry
 from common.model.checkpoint import read_checkpoint
 from common.model.configuration import read_config
@@ -35,6 +37,7 @@ from common.model.source import ModelSource, SourceKind, parse_source
 from common.model.text import Tokenizer
 from common.model.tiny import make_byte_tokenizer, make_tiny, tiny_config
 from common.model.tokenizer_files import read_tokenizer
+from common.model.unread_keys import unread_keys
 from common.model.weights import load_weights
 from common.session.identity import ModelFingerprint
 
@@ -120,6 +123,7 @@ def _examine(source: ModelSource, parts: _Parts, dtype: DType) -> LoadedModel:
     config_ids = text_config(parts.model.config).eos_token_id
     told = EndTokens(generation.eos_token_id, config_ids, parts.tokenizer.eos_token_id)
     eos_ids, end_notes = end_ids(source.spec, told, parts.geometry.vocab_size)
+    fields = config_fields(parts.model.config), tokenizer_fields(parts.tokenizer)
     max_context, max_stretched = context_limits(text_config(parts.model.config))
     return LoadedModel(
         source=source,
@@ -128,9 +132,9 @@ def _examine(source: ModelSource, parts: _Parts, dtype: DType) -> LoadedModel:
         tokenizer=Tokenizer(parts.tokenizer, eos_ids),
         config=parts.model.config,
         geometry=parts.geometry,
-        fingerprint=fingerprint(parts.model, parts.tokenizer),
-        config_fields=config_fields(parts.model.config),
-        tokenizer_fields=tokenizer_fields(parts.tokenizer),
+        fingerprint=fingerprint(parts.model, *fields),
+        config_fields=fields[0],
+        tokenizer_fields=fields[1],
         dtype=dtype,
         eos_ids=eos_ids,
         max_context=max_context,
@@ -177,6 +181,11 @@ def _make_tiny_parts(source: ModelSource, dtype: DType, page_tokens: int) -> _Pa
     return _Parts(make_tiny(config, _TINY_SEED, TORCH_DTYPES[dtype]), make_byte_tokenizer(), geometry)
 
 
+def _ignored(config: PreTrainedConfig, written: Mapping[str, Any]) -> tuple[str, ...]:
+    keys = (*unread_keys(config, written), *ignored_keys(text_config(config)))
+    return (f"{CONFIG}: nobody reads {excerpt(', '.join(keys))}",) if keys else ()
+
+
 def _load_parts(spec: str, folder: Path, dtype: DType, page_tokens: int) -> _Parts:
     written = read_config(spec, folder)
     code = code_notes(spec, folder)
@@ -190,6 +199,6 @@ def _load_parts(spec: str, folder: Path, dtype: DType, page_tokens: int) -> _Par
     with blamed(spec, folder / TOKENIZER):
         tokenizer = read_tokenizer(spec, folder, geometry.vocab_size)
     model, notes = load_weights(spec, folder, config, checkpoint, TORCH_DTYPES[dtype])
-    ignored = tuple(f"{CONFIG}: {key} is not obeyed" for key in ignored_keys(text_config(config)))
+    ignored = _ignored(config, written)
     notes = (*code, *checkpoint.notes, *ignored, *notes, *tokenizer.notes)
     return _Parts(model, tokenizer.pretrained, geometry, notes)

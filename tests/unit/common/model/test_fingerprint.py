@@ -7,13 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from common.model.describe import use_plainly
 from common.model.fingerprint import config_fields, fingerprint, tokenizer_fields, weights_digest
 from common.model.progress import shown_progress
 from common.model.source import TinyFamily
 from common.model.tiny import make_byte_tokenizer, make_tiny, tiny_config
+from common.session.identity import ModelFingerprint
 
 
 def make_model(*, tied: bool = False) -> PreTrainedModel:
@@ -21,6 +28,11 @@ def make_model(*, tied: bool = False) -> PreTrainedModel:
     config = tiny_config(TinyFamily.LLAMA)
     config.tie_word_embeddings = tied
     return make_tiny(config, 3, torch.float32)
+
+
+def digests(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> ModelFingerprint:
+    """Return the digests of a model and a tokenizer."""
+    return fingerprint(model, config_fields(model.config), tokenizer_fields(tokenizer))
 
 
 def test_copy_in_another_folder_and_sharding_is_the_same_model(tmp_path: Path) -> None:
@@ -32,26 +44,26 @@ def test_copy_in_another_folder_and_sharding_is_the_same_model(tmp_path: Path) -
         copy = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
 
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    assert fingerprint(copy, AutoTokenizer.from_pretrained(tmp_path)) == fingerprint(model, tokenizer)
+    assert digests(copy, AutoTokenizer.from_pretrained(tmp_path)) == digests(model, tokenizer)
 
 
 def test_choice_of_attention_kernel_is_the_same_model() -> None:
     """How attention is computed is no property of the model."""
     model, tokenizer = make_model(), make_byte_tokenizer()
-    before = fingerprint(model, tokenizer)
+    before = digests(model, tokenizer)
 
     model.set_attn_implementation("eager")
 
-    assert fingerprint(model, tokenizer) == before
+    assert digests(model, tokenizer) == before
 
 
 def test_one_changed_element_changes_the_weights_only() -> None:
     """A single flipped element of a single tensor is another model."""
     model, tokenizer = make_model(), make_byte_tokenizer()
-    before = fingerprint(model, tokenizer)
+    before = digests(model, tokenizer)
 
     model.model.layers[2].self_attn.k_proj.weight[5, 7] += 0.25
-    after = fingerprint(model, tokenizer)
+    after = digests(model, tokenizer)
 
     assert after.weights != before.weights
     assert (after.config, after.tokenizer) == (before.config, before.tokenizer)
@@ -203,7 +215,7 @@ def test_changed_tokenizer_is_another_one(change: Callable[[object], object]) ->
     changed = make_byte_tokenizer()
     change(changed)
 
-    assert fingerprint(model, changed).tokenizer != fingerprint(model, make_byte_tokenizer()).tokenizer
+    assert digests(model, changed).tokenizer != digests(model, make_byte_tokenizer()).tokenizer
 
 
 def test_changed_template_is_named_with_its_text() -> None:
@@ -234,4 +246,4 @@ def test_padding_of_an_earlier_call_is_no_part_of_the_tokenizer() -> None:
 
     used(["a", "longer"], padding=True, truncation=True, max_length=4)
 
-    assert fingerprint(model, used) == fingerprint(model, make_byte_tokenizer())
+    assert digests(model, used) == digests(model, make_byte_tokenizer())
