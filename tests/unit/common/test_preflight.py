@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -17,8 +16,6 @@ from common.errors import ConfigError
 from common.preflight import check_host
 from decode_service.config import DecodeConfig
 from kvspan.commands.command import EXIT_USAGE
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -92,9 +89,7 @@ def test_working_directory_that_was_removed_is_named(tmp_path: Path) -> None:
     line = f"cd {gone}; rmdir {gone}; exec {sys.executable} -m kvspan.cli decode"
     command = ["sh", "-c", f"{line} --model=tiny:llama --listen=127.0.0.1:0"]
 
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
 
     assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
     assert done.stderr.startswith(f"kvspan: PWD={gone}: cannot use the working directory: No such file")
