@@ -71,7 +71,8 @@ async def test_g4_a_pair_that_is_told_once_or_twice_leaves_nothing(
     assert names_in(sockets, slab_dir, temporary) == []
 
 
-AS_PROCESS_1 = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+AS_ROOT = ("--user", "--map-root-user") if os.geteuid() else ()
+AS_PROCESS_1 = ("unshare", *AS_ROOT, "--pid", "--fork", "--mount-proc", "--kill-child")
 """As a container without an init starts its command; the kernel keeps signals without a handler from it."""
 
 
