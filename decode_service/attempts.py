@@ -236,6 +236,7 @@ class Attempts:
             return
         attempt.place = place
         attempt.timeline.reserved_ns = self._owners.clock.now_ns()
+        attempt.timeline.place = place.name
         attempt.timeline.is_local = place.route is Route.LOCAL
         _log_choice(attempt.request, grant)
         try:

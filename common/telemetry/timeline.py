@@ -63,6 +63,9 @@ class Timeline:
     first_token_ns: int = 0
     last_token_ns: int = 0
     spans: list[SpanRecord] = field(default_factory=list)
+    place: str = ""
+    """Name of what computed the prompt."""
+
     is_local: bool = False
     """Whether the prompt was computed in the decode process."""
 

@@ -1,11 +1,11 @@
-"""What a prompt costs in a prefill service and in this process, as measured, and which is cheaper.
+"""What a prompt costs in each prefill service and in this process, as measured, and which route is cheaper.
 
-Theory of operation: per route two moving averages, seconds a prompt token and seconds of overhead a prompt
-(for the remote route the exposed transfer). An estimate is
+Theory of operation: per place two moving averages, seconds a prompt token and seconds of overhead a prompt
+(for a prefill service the exposed transfer). An estimate is
 
     overhead + (prompt tokens + tokens queued before it) * seconds a token
 
-A route without a measurement has no estimate, and remote is taken then: it is what the pair is for. Local
+A place without a measurement has no estimate, and remote is taken then: it is what the pair is for. Local
 work takes cores from the lanes that decode, so it has to be cheaper by a clear margin.
 
 Pure. Ownership: one per service, event loop only.
@@ -27,8 +27,8 @@ LOCAL_MARGIN = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class RouteCost:
-    """Moving averages of one route, in seconds."""
+class PlaceCost:
+    """Moving averages of one place, in seconds."""
 
     token_s: float
     overhead_s: float
@@ -43,31 +43,30 @@ class CostModel:
     """Learns from finished prompts."""
 
     def __init__(self) -> None:
-        self._costs: dict[Route, RouteCost] = {}
+        self._costs: dict[str, PlaceCost] = {}
+        # Invariant: keyed by the address of a place, so that its next session goes on with what is known.
 
-    def observe(self, route: Route, prompt_len: int, stages: Stages) -> None:
-        """Take the stages of a finished request into the averages of its route."""
+    def observe(self, place: str, prompt_len: int, stages: Stages) -> None:
+        """Take the stages of a finished request into the averages of its place."""
         token_s = stages.prefill / 1e9 / prompt_len
         overhead_s = stages.exposed_transfer / 1e9
-        known = self._costs.get(route)
+        known = self._costs.get(place)
         if known is None:
-            self._costs[route] = RouteCost(token_s, overhead_s, 1)
+            self._costs[place] = PlaceCost(token_s, overhead_s, 1)
             return
-        self._costs[route] = RouteCost(
+        self._costs[place] = PlaceCost(
             known.token_s + WEIGHT * (token_s - known.token_s),
             known.overhead_s + WEIGHT * (overhead_s - known.overhead_s),
             known.num_samples + 1,
         )
 
-    def estimates(self, num_tokens: Mapping[Route, int]) -> dict[Route, float | None]:
-        """Return the seconds until a prompt is published, by route; None where nothing was measured.
+    def estimate_s(self, place: str, num_tokens: int) -> float | None:
+        """Return the seconds until a prompt is published there; None where nothing was measured.
 
-        `num_tokens` are those to compute up to its end, by route: its own and what is queued before it.
+        `num_tokens` are those to compute up to its end: its own and what is queued before it.
         """
-        return {
-            route: self._costs[route].estimate_s(count) if route in self._costs else None
-            for route, count in num_tokens.items()
-        }
+        cost = self._costs.get(place)
+        return None if cost is None else cost.estimate_s(num_tokens)
 
 
 def cheaper(estimates: Mapping[Route, float | None]) -> Route:

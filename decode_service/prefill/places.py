@@ -7,7 +7,8 @@ Nothing is decided before there are pages and a lane; then `choose` looks, in th
 
     limits    places that could ever take the prompt
     avoided   of these, those at which it was not lost before, if there are any
-    cost      of these, those of the cheaper route, when the wish leaves both open
+    cost      of these, those of the cheaper route, when the wish leaves both open; a prefill service costs
+              what it costs at the one that would take it now, else at the one that would be done first
     now       of these, the one with the fewest prompts that can take one more and that nobody waits for
 
 A prompt for which the last set is empty waits for all places of the set before, and is bound to none of them.
@@ -86,19 +87,20 @@ def choose(
     those who go elsewhere.
     """
     places = [place for place in able if place not in wish.avoided] or able
-    estimates: dict[Route, float | None] = {}
-    if len({place.route for place in places}) > 1:
-        estimates = costs.estimates(
-            {route: prompt_len + _backlog(places, route, ahead) for route in (Route.REMOTE, Route.LOCAL)}
-        )
-        places = [place for place in places if place.route is cheaper(estimates)]
     free = [
         place
         for place in places
         if place not in ahead and place.can_take(place.slot_bytes(prompt_len, wish.mode))
     ]
+    estimates: dict[Route, float | None] = {}
+    if len({place.route for place in places}) > 1:
+        tokens = {place: prompt_len + place.backlog_tokens + ahead.get(place, 0) for place in places}
+        seconds = {place: costs.estimate_s(place.name, count) for place, count in tokens.items()}
+        estimates = {route: _expected(route, seconds, free) for route in (Route.REMOTE, Route.LOCAL)}
+        route = cheaper(estimates)
+        places, free = ([place for place in some if place.route is route] for some in (places, free))
     if free:
-        return Choice(min(free, key=lambda place: place.num_running), (), estimates)
+        return Choice(_idlest(free), (), estimates)
     return Choice(None, tuple(places), estimates)
 
 
@@ -112,6 +114,14 @@ def _nearness(refusal: RequestError) -> float:
     return refusal.limit / refusal.needed if isinstance(refusal, PromptTooLong) else 0.0
 
 
-def _backlog(places: Sequence[Place], route: Route, ahead: Mapping[Place, int]) -> int:
-    """Return the tokens before a prompt at the place of a route where these are fewest."""
-    return min(place.backlog_tokens + ahead.get(place, 0) for place in places if place.route is route)
+def _idlest(places: Sequence[Place]) -> Place:
+    return min(places, key=lambda place: place.num_running)
+
+
+def _expected(route: Route, seconds: Mapping[Place, float | None], free: Sequence[Place]) -> float | None:
+    """Return the seconds by a route: at the place that takes it now, else at the one that is done first."""
+    now = [place for place in free if place.route is route]
+    asked = [_idlest(now)] if now else [place for place in seconds if place.route is route]
+    known = [one for place in asked if (one := seconds[place]) is not None]
+    # One that was never tried is worth a try.
+    return min(known) if len(known) == len(asked) else None

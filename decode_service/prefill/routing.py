@@ -82,8 +82,7 @@ class Router:
         """
         if timeline.has_clock_error:
             return
-        route = Route.LOCAL if timeline.is_local else Route.REMOTE
-        self._costs.observe(route, request.prompt_len, timeline.stages())
+        self._costs.observe(timeline.place, request.prompt_len, timeline.stages())
 
     def choose(self, prompt_len: int, wish: Wish, ahead: Mapping[Place, int]) -> Choice[Place]:
         """See `Chooser`."""

@@ -243,9 +243,9 @@ class Desk:
         self.admission.offer(offer.ticket)
         return offer
 
-    def measure(self, route: Route, stages: Stages) -> None:
-        """Have a prompt of ten tokens that was finished by a route; everybody is told."""
-        timeline = Timeline(1, is_local=route is Route.LOCAL)
+    def measure(self, place: str, stages: Stages) -> None:
+        """Have a prompt of ten tokens that was finished at a place; everybody is told."""
+        timeline = Timeline(1, place=place)
         timeline.reserved_ns = timeline.source_started_ns = 1
         timeline.source_ended_ns = 1 + stages.prefill
         timeline.published_ns = timeline.first_token_ns = timeline.last_token_ns = timeline.source_ended_ns

@@ -9,36 +9,40 @@ from decode_service.request import Route
 from tests.support.admissions import make_stages
 
 
+def estimates(model: CostModel, remote_tokens: int, local_tokens: int) -> dict[Route, float | None]:
+    """Return the estimates for so many tokens up to the end of a prompt on each route."""
+    return {
+        Route.REMOTE: model.estimate_s("peer", remote_tokens),
+        Route.LOCAL: model.estimate_s("local", local_tokens),
+    }
+
+
 def chosen(model: CostModel, remote_tokens: int, local_tokens: int) -> Route:
     """Return the cheaper route for so many tokens up to the end of a prompt on each."""
-    return cheaper(model.estimates({Route.REMOTE: remote_tokens, Route.LOCAL: local_tokens}))
+    return cheaper(estimates(model, remote_tokens, local_tokens))
 
 
 def test_remote_is_chosen_when_nothing_was_measured() -> None:
     """The pair exists to compute prompts in the prefill service."""
-    estimates = CostModel().estimates({Route.REMOTE: 907, Route.LOCAL: 7})
-
-    assert estimates == {Route.REMOTE: None, Route.LOCAL: None}
-    assert cheaper(estimates) is Route.REMOTE
+    assert estimates(CostModel(), 907, 7) == {Route.REMOTE: None, Route.LOCAL: None}
+    assert chosen(CostModel(), 907, 7) is Route.REMOTE
 
 
 def test_remote_is_chosen_when_only_it_was_measured() -> None:
-    """A route nobody has tried has no estimate to win with."""
+    """A place nobody has tried has no estimate to win with."""
     model = CostModel()
-    model.observe(Route.REMOTE, 10, make_stages(5.0, 1.0))
+    model.observe("peer", 10, make_stages(5.0, 1.0))
 
-    estimates = model.estimates({Route.REMOTE: 10, Route.LOCAL: 4})
-
-    assert estimates == {Route.REMOTE: pytest.approx(1.0 + 10 * 0.5), Route.LOCAL: None}
-    assert cheaper(estimates) is Route.REMOTE
+    assert estimates(model, 10, 4) == {Route.REMOTE: pytest.approx(1.0 + 10 * 0.5), Route.LOCAL: None}
+    assert chosen(model, 10, 4) is Route.REMOTE
 
 
 @pytest.mark.parametrize(("local_token_s", "expected"), [(0.19, Route.LOCAL), (0.21, Route.REMOTE)])
 def test_local_is_chosen_when_it_is_cheaper_by_the_margin(local_token_s: float, expected: Route) -> None:
     """Local work takes cores from the lanes, so being a little cheaper is not enough."""
     model = CostModel()
-    model.observe(Route.REMOTE, 10, make_stages(4.0))
-    model.observe(Route.LOCAL, 10, make_stages(10 * local_token_s))
+    model.observe("peer", 10, make_stages(4.0))
+    model.observe("local", 10, make_stages(10 * local_token_s))
 
     assert LOCAL_MARGIN == 0.5
     assert chosen(model, 20, 20) is expected
@@ -47,8 +51,8 @@ def test_local_is_chosen_when_it_is_cheaper_by_the_margin(local_token_s: float, 
 def test_local_is_chosen_when_the_prefill_service_has_a_backlog() -> None:
     """Tokens queued before a prompt are part of its cost."""
     model = CostModel()
-    for route in (Route.REMOTE, Route.LOCAL):
-        model.observe(route, 10, make_stages(1.0))
+    for place in ("peer", "local"):
+        model.observe(place, 10, make_stages(1.0))
 
     assert chosen(model, 10, 10) is Route.REMOTE
     assert chosen(model, 21, 10) is Route.LOCAL
@@ -58,9 +62,7 @@ def test_local_is_chosen_when_the_prefill_service_has_a_backlog() -> None:
 def test_averages_move_with_new_samples() -> None:
     """A service that becomes faster is believed after some prompts, not at once."""
     model = CostModel()
-    model.observe(Route.REMOTE, 10, make_stages(10.0, 2.0))
-    model.observe(Route.REMOTE, 10, make_stages(0.0))
+    model.observe("peer", 10, make_stages(10.0, 2.0))
+    model.observe("peer", 10, make_stages(0.0))
 
-    estimates = model.estimates({Route.REMOTE: 1})
-
-    assert estimates[Route.REMOTE] == pytest.approx((1 - WEIGHT) * (2.0 + 1.0))
+    assert model.estimate_s("peer", 1) == pytest.approx((1 - WEIGHT) * (2.0 + 1.0))

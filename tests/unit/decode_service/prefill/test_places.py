@@ -28,11 +28,11 @@ def chosen(
     return choose(places, prompt_len, wish, ahead or {}, costs or CostModel())
 
 
-def measured(remote_token_s: float, local_token_s: float) -> CostModel:
-    """Return costs of a token on both routes."""
+def measured(**token_s: float) -> CostModel:
+    """Return the costs of a token at each place by its name."""
     costs = CostModel()
-    costs.observe(Route.REMOTE, 10, make_stages(10 * remote_token_s))
-    costs.observe(Route.LOCAL, 10, make_stages(10 * local_token_s))
+    for name, seconds in token_s.items():
+        costs.observe(name, 10, make_stages(10 * seconds))
     return costs
 
 
@@ -99,24 +99,54 @@ def test_the_cheaper_route_is_chosen_with_its_estimates() -> None:
     peer, local = FakePlace("peer"), make_local()
     fill(peer, 1, prompt_len=5)
 
-    choice = chosen([peer, local], 3, costs=measured(1.0, 0.9))
+    choice = chosen([peer, local], 3, costs=measured(peer=1.0, local=0.9))
 
     assert choice.place is local
     assert choice.estimates == {Route.REMOTE: pytest.approx(8.0), Route.LOCAL: pytest.approx(2.7)}
 
 
-def test_the_shortest_backlog_of_a_route_is_its_cost() -> None:
-    """The prompt goes where it waits least."""
+@pytest.mark.parametrize(
+    ("idle_s", "expected", "estimate_s"),
+    [(1.0, "idle", 3.0), (2.0, "local", 6.0)],
+    ids=["as fast as the other", "slower"],
+)
+def test_the_cost_of_a_route_is_that_of_the_peer_it_would_go_to(
+    idle_s: float, expected: str, estimate_s: float
+) -> None:
+    """The other one is fast, but has a long backlog and would not get the prompt."""
     busy, idle, local = FakePlace("busy"), FakePlace("idle"), make_local()
     fill(busy, 1, prompt_len=50)
 
-    assert chosen([busy, idle, local], costs=measured(1.0, 0.9)).place is idle
+    choice = chosen([busy, idle, local], costs=measured(busy=0.01, idle=idle_s, local=0.9))
+
+    assert choice.place is not None
+    assert choice.place.name == expected
+    assert choice.estimates[Route.REMOTE] == pytest.approx(estimate_s)
+
+
+@pytest.mark.parametrize(
+    ("costs", "estimate_s"),
+    [({"slow": 2.0, "fast": 0.5}, 5.0), ({"fast": 0.5}, None)],
+    ids=["both were measured", "one was never tried"],
+)
+def test_a_route_without_a_place_now_costs_what_the_first_one_done_with_it_does(
+    costs: dict[str, float], estimate_s: float | None
+) -> None:
+    """A prompt that waits is bound to no peer."""
+    slow, fast = FakePlace("slow", max_running=1), FakePlace("fast", max_running=1)
+    fill(slow, 1, prompt_len=3)
+    fill(fast, 1, prompt_len=7)
+
+    choice = chosen([slow, fast, make_local()], costs=measured(local=9.0, **costs))
+
+    assert (choice.place, choice.waits_for) == (None, (slow, fast))
+    assert choice.estimates[Route.REMOTE] == estimate_s
 
 
 def test_those_who_wait_for_a_place_are_part_of_its_backlog() -> None:
     """With a queue before the peer, this process may be sooner."""
     peer, local = FakePlace("peer", max_running=0), make_local()
-    costs = measured(1.0, 0.9)
+    costs = measured(peer=1.0, local=0.9)
     assert chosen([peer, local], costs=costs).waits_for == (peer,)
 
     assert chosen([peer, local], ahead={peer: 9}, costs=costs).place is local
@@ -127,7 +157,7 @@ def test_the_cheaper_route_is_waited_for() -> None:
     peer, local = FakePlace("peer", max_running=1), make_local()
     fill(peer, 1)
 
-    assert chosen([peer, local], costs=measured(0.1, 1.0)).waits_for == (peer,)
+    assert chosen([peer, local], costs=measured(peer=0.1, local=1.0)).waits_for == (peer,)
 
 
 def test_no_costs_are_compared_where_there_is_no_choice_of_route() -> None:
