@@ -40,9 +40,10 @@ class ControlTokens:
         self._ids = frozenset(one for one in added.keys() & ids if one not in unknown)
         self._texts = sorted((added[one].content for one in self._ids), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, self._texts)) or "(?!)")
-        # Those are looked for after the text was normalised, and may be written in other ways.
+        # Some are looked for in the normalised text, some are words of the vocabulary, which sees no other:
+        # both may be written in other ways.
         self._has_other_spellings = backend.normalizer is not None and any(
-            added[one].normalized for one in self._ids
+            added[one].normalized or one in self._without_added(added[one].content) for one in self._ids
         )
         self._starts = frozenset(text[:end] for text in self._texts for end in range(1, len(text)))
         self._ends = frozenset(text[start:] for text in self._texts for start in range(1, len(text)))

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from common.errors import InvalidRequest
 from common.model.text import Tokenizer
 from common.model.tiny import BOS_ID, EOS_ID, make_byte_tokenizer
-from tests.support.vocabularies import TEMPLATES, VOCABULARIES, with_control_tokens
+from tests.support.vocabularies import TEMPLATES, VOCABULARIES, make_scored_tokenizer, with_control_tokens
 
 Chat = list[dict[str, str]]
 
@@ -219,3 +219,16 @@ def test_other_spellings_of_a_control_token_are_ordinary_text() -> None:
 
     assert tokenizer.encode("<END>") == [BOS_ID, 259]
     assert tokenizer.encode_chat(turns("<END>")) == [*b"<end>"]
+
+
+def test_control_token_among_the_words_of_a_vocabulary_is_text_however_it_is_spelled() -> None:
+    """A normaliser makes it of wide characters, and the vocabulary takes it, which no search would find."""
+    pretrained = make_scored_tokenizer()
+    pretrained.backend_tokenizer.normalizer = normalizers.NFKC()
+    pretrained.chat_template = PLAIN
+    end = pretrained.eos_token_id
+    tokenizer = Tokenizer(pretrained)
+
+    assert end in tokenizer.encode("\uff1c/s\uff1e")
+    assert end not in tokenizer.encode_chat(turns("\uff1c/s\uff1e"))
+    assert end not in tokenizer.encode_chat(turns("hi</s>"))
