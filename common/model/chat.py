@@ -52,7 +52,7 @@ class Chat:
         joins = [self._control.may_join(one["content"]) for one in hidden]
         if not marks and not any(joins):
             return [text]
-        marked = self._template.render(hidden)
+        marked = self._template.render(hidden) if marks else text
         pieces = _split(marked, {mark: written for written, mark in marks.items()})
         fence = _next(spare)
         fenced = [

@@ -57,7 +57,7 @@ class Tokenizer:
         """Wrap a transformers tokenizer of a model whose sequences end with `end_ids`.
 
         Raises ConfigError when it has no `tokenizers` backend, without which text cannot be streamed, and
-        when its chat template does not end or is none.
+        when its chat template does not end, is none or leaves out what is said.
         """
         if not isinstance(pretrained, PreTrainedTokenizerFast):
             raise ConfigError("model", type(pretrained).__name__, "the tokenizer has no tokenizer.json form")
@@ -148,16 +148,24 @@ class Tokenizer:
     def _try(self, template: ChatTemplate) -> set[int]:
         """Return the added tokens that a template puts around the turns of a chat.
 
-        Raises: `ConfigError` when it does not end or is none; one that refuses the trial may take others.
+        Raises: `ConfigError` when it does not end, is none, or leaves out what is said in the trial; one that
+        refuses that may take others.
         """
-        self._rendered(partial(template.render, TRIAL))
-        text = self._rendered(partial(template.render_closed, TRIAL_TURNS))
+        said = self._rendered(partial(template.render, TRIAL))
+        if said is not None and TRIAL[0]["content"] not in said:
+            # Some take contents as lists of parts, and pass over a text without a word.
+            problem = (
+                "leaves out what the user of a chat says; it may take contents in another form than text"
+            )
+            raise ConfigError("chat_template", self._pretrained.name_or_path, problem)
+        text = self._rendered(partial(template.render_closed, TRIAL_TURNS)) or ""
         added = self._backend.get_added_tokens_decoder()
         found = added.keys() & self._ids(text, add_special_tokens=False)
         # Some vocabularies have runs of white space among them, which are text in templates too.
         return {one for one in found if not added[one].content.isspace()}
 
-    def _rendered(self, render: Callable[[], str]) -> str:
+    def _rendered(self, render: Callable[[], str]) -> str | None:
+        """Return what a template makes of a trial; None when it refuses it."""
         try:
             return run_limited(render, TEMPLATE_LIMIT_S)
         except TimeoutError as error:
@@ -167,7 +175,7 @@ class Tokenizer:
             problem = f"is no template, at line {error.lineno}: {excerpt(str(error.message))}"
             raise ConfigError("chat_template", self._pretrained.name_or_path, problem) from error
         except Exception:  # noqa: BLE001 - it may demand a system message, or an end after the first turn
-            return ""
+            return None
 
     def _around(self) -> tuple[list[int], list[int]]:
         """Return the special tokens that the tokenizer puts in front of a text and after it."""

@@ -37,7 +37,7 @@ CONSTANTS = {
         "{% if messages | length > 3 %}"
         + "{% for one in range(99999) %}" * 4
         + "{% endfor %}" * 4
-        + "{% endif %}hi"
+        + "{% endif %}{{ messages[0].content }}"
     ),
 }
 

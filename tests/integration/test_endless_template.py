@@ -16,7 +16,7 @@ from tests.integration.test_signals import END_LIMIT_S, until_refused
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300), pytest.mark.usefixtures("leak_check")]
 
 ENDLESS = "{% for one in range(99999) %}" * 4 + "{% endfor %}" * 4
-TEMPLATE = "{% if messages | length > 3 %}" + ENDLESS + "{% endif %}hi"
+TEMPLATE = "{% if messages | length > 3 %}" + ENDLESS + "{% endif %}{{ messages[0].content }}"
 """Passes the trials at start."""
 
 

@@ -150,7 +150,10 @@ MIXED: dict[str, tuple[str, Chat]] = {
     ),
     "the template writes it otherwise": ("{{ messages[0].content | urlencode }}", turns("a<eos>")),
     "a role is one": (PLAIN, [{"role": "<eos>", "content": "a"}]),
-    "a role makes one": ("{{ '<' + messages[0].role + '>' }}", [{"role": "eos", "content": "a"}]),
+    "a role makes one": (
+        "{{ '<' + messages[0].role + '>' + messages[0].content }}",
+        [{"role": "eos", "content": "a"}],
+    ),
 }
 
 

@@ -269,10 +269,22 @@ def test_what_is_no_template_is_refused_at_start(template: str) -> None:
         with_template(template)
 
 
+def test_template_that_leaves_out_what_is_said_is_refused_at_start() -> None:
+    """It takes contents as lists; every user would get the answer to no question, with status OK."""
+    template = "{% for one in messages[0].content if one.type == 'text' %}{{ one.text }}{% endfor %}"
+
+    with pytest.raises(
+        ConfigError, match="chat_template=/models/odd: leaves out what the user of a chat says"
+    ):
+        with_template(template)
+
+
 def test_a_chat_at_which_the_template_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program of the model's author has limited time, and no thread of it is left."""
     monkeypatch.setattr(text_module, "TEMPLATE_LIMIT_S", 0.2)
-    tokenizer = with_template("{% if messages | length > 3 %}" + ENDLESS + "{% endif %}")
+    tokenizer = with_template(
+        "{% if messages | length > 3 %}" + ENDLESS + "{% endif %}{{ messages[0].content }}"
+    )
 
     with pytest.raises(InvalidRequest, match=r"chat: the chat template has not ended within 0\.2 s"):
         tokenizer.encode_chat([{"role": "user", "content": "hi"}] * 4)
@@ -283,8 +295,8 @@ def test_a_chat_at_which_the_template_does_not_end_is_refused(monkeypatch: pytes
 def test_of_several_templates_the_default_one_is_used() -> None:
     """Without one the model has none for chats that name no template."""
     pretrained = make_byte_tokenizer()
-    pretrained.chat_template = {"default": "x", "tool_use": "y"}
-    assert Tokenizer(pretrained).encode_chat([{"role": "user", "content": "hi"}]) == [*b"x"]
+    pretrained.chat_template = {"default": "x{{ messages[0].content }}", "tool_use": "y"}
+    assert Tokenizer(pretrained).encode_chat([{"role": "user", "content": "hi"}]) == [*b"xhi"]
 
     pretrained.chat_template = {"tool_use": "y"}
     with pytest.raises(InvalidRequest, match="no chat template"):
