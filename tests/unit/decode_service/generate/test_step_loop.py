@@ -101,8 +101,13 @@ async def test_stopping_ends_every_sequence() -> None:
     held, lanes = HeldBackend(), [make_lane("p", 200_000), make_lane("A", 200_000)]
     async with running(held.backend) as loop:
         start(loop, *lanes)
-        await held.entered()
-        held.let_go(250_000)
+        stopping = asyncio.create_task(asyncio.to_thread(loop.stop))
+        # One step at a time, so that the lanes are not through before the thread that stops has its turn.
+        while not stopping.done():
+            entered = asyncio.create_task(held.entered())
+            await asyncio.wait({stopping, entered}, return_when=asyncio.FIRST_COMPLETED)
+            held.let_go()
+            entered.cancel()
 
     for lane in lanes:
         assert isinstance(await lane.error(), Cancelled)
