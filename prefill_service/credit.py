@@ -60,16 +60,8 @@ class CreditTerms:
 class CreditStatistics:
     """How a ring is used now."""
 
-    num_open: int
-    """Spans being filled; at most one per group."""
-
-    num_sealed: int
-    """Spans sealed and not released."""
-
     held_bytes: int
-    """Of both."""
-
-    free_bytes: int
+    """Of spans that are being filled, and of those sealed and not released."""
 
     num_waits: int
     """Spans that found no room at first, since the start."""
@@ -152,16 +144,8 @@ class CreditRing:
     def statistics(self) -> CreditStatistics:
         """Return how the ring is used now."""
         with self._changed:
-            shares = [share.statistics() for share in self._shares]
-            return CreditStatistics(
-                num_open=len(self._open),
-                num_sealed=len(self._sealed),
-                held_bytes=sum(share.leased_bytes for share in shares),
-                free_bytes=sum(share.free_bytes for share in shares),
-                num_waits=self._num_waits,
-                waited_ns=self._waited_ns,
-                waiting_since_ns=self._waiting_since_ns,
-            )
+            held_bytes = sum(share.statistics().leased_bytes for share in self._shares)
+            return CreditStatistics(held_bytes, self._num_waits, self._waited_ns, self._waiting_since_ns)
 
     def check_integrity(self) -> None:
         """Raise `InvariantViolation` when shares and spans disagree."""

@@ -83,8 +83,6 @@ class LinearReport:
     """The kernels a model's linear layers run with."""
 
     kernels: tuple[tuple[LinearShape, LinearKernel], ...]
-    num_products: int
-    """Products of one forward: linears of the same input run as one."""
 
     @property
     def numerics(self) -> str:
@@ -154,15 +152,12 @@ def stabilise(model: nn.Module, max_rows: int) -> LinearReport:
         product = make_product(kernels[shape].is_packed, linear.weight.detach(), _bias(linear))
         return StableLinear(shape, kernels[shape], product)
 
-    num_products = 0
     for family in families(model):
         family.replace_by(stable(family.merged()))
-        num_products += 1
     for parent, name, linear in list(_linears(model)):
         setattr(parent, name, stable(linear))
-        num_products += 1
     stabilise_activations(model)
-    return LinearReport(tuple(kernels.items()), num_products)
+    return LinearReport(tuple(kernels.items()))
 
 
 def choose_kernel(

@@ -60,10 +60,6 @@ class CallLimits:
         """Return how many calls of a method may be open."""
         return self._limits.get(method, DEFAULT_LIMIT)
 
-    def num_open(self, method: str) -> int:
-        """Return how many calls of a method are open."""
-        return self._open[method]
-
     def num_refused(self, method: str) -> int:
         """Return how many calls of a method were refused since it was half empty: one line tells of a row."""
         return self._refused[method]
