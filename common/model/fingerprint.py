@@ -76,7 +76,8 @@ def _counted(config: PreTrainedConfig, fields: dict[str, Any]) -> dict[str, Any]
     known = {field.name for field in dataclasses.fields(config)} | READ_OF_ANY
     counted = {}
     for key, value in fields.items():
-        inner = getattr(config, key, None)
+        # Nothing else is asked for: what differs by layer raises when it is.
+        inner = getattr(config, key, None) if isinstance(value, dict) else None
         if key in _INCIDENTAL or key not in known or any(word in key for word in _DROPOUT):
             continue
         if isinstance(inner, PreTrainedConfig):
