@@ -207,7 +207,7 @@ def _refuse_quantized(spec: str, folder: Path, config: Mapping[str, Any]) -> Non
     for part in (config, text if isinstance(text, Mapping) else {}):
         for key in ("quantization_config", "compression_config"):
             found = part.get(key)
-            if found:
+            if found is not None:
                 method = found.get("quant_method") if isinstance(found, Mapping) else found
                 shown = excerpt(json.dumps(method))
                 problem = f"config.json: {key}.quant_method is {shown}; quantized weights are not served"

@@ -33,6 +33,9 @@ _SIZES = {
 }  # fmt: skip
 """Whole numbers from one on, and the largest that is believed; the weights bound them further."""
 
+_MOST_OF_ANYTHING = 1 << 18
+"""Labels, experts, codebooks: a library makes an object of each, whether anybody asks for it or not."""
+
 _OPTIONAL = frozenset({"num_key_value_heads", "head_dim", "intermediate_size"})
 """Sizes that may be null: the model type then derives them."""
 
@@ -43,6 +46,9 @@ _POSITIVE = frozenset(
     }
 )  # fmt: skip
 """Numbers that a sum or a root is divided by, or that positions are scaled by."""
+
+_STORED = ("bfloat16", "float16", "float32", "float64", "half", "float", "double")
+"""Element types that weights may be stored in; what they are computed in is the service's."""
 
 _LARGEST = 1 << 53
 """Whole numbers beyond are not the same for everybody who reads JSON."""
@@ -115,7 +121,6 @@ def _check_part(where: str, part: dict[str, Any]) -> None:
 
 
 def _check_value(key: str, value: Any) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     # Infinite bounds stand in lists of recurrent models, which are refused by their layers.
     if isinstance(value, float) and not math.isfinite(value):
         raise _Wrong(f"{key} is {value}, not a finite number")
@@ -126,8 +131,28 @@ def _check_value(key: str, value: Any) -> None:
         for one in value if isinstance(value, list) else [value]:
             if type(one) is not int or not 1 <= one <= _SIZES[key]:
                 raise _Wrong(f"{key} is {_shown(one)}, not a whole number from 1 to {_SIZES[key]}")
-    if key in _POSITIVE and value is not None and not (is_number and value > 0):
+    if key.startswith("num_") and type(value) is int and value > _MOST_OF_ANYTHING:
+        raise _Wrong(f"{key} is {value}, more than {_MOST_OF_ANYTHING}")
+    if value is not None:
+        _check_kind(key, value)
+
+
+def _check_kind(key: str, value: Any) -> None:
+    if key.endswith("_config") and not isinstance(value, dict):
+        raise _Wrong(f"{key} is {_shown(value)}, not an object")
+    if key in ("architectures", "layer_types") and not _is_texts(value):
+        raise _Wrong(f"{key} is {_shown(value)}, not a list of names")
+    if key in ("dtype", "torch_dtype") and value not in _STORED:
+        raise _Wrong(f"{key} is {_shown(value)}, not one of {', '.join(_STORED)}")
+    # A window of 0 or -1 stands for none where no layer has one; where some has, `refusals.py` judges.
+    if key == "sliding_window" and not (type(value) is int and value <= 1 << 31):
+        raise _Wrong(f"sliding_window is {_shown(value)}, not a whole number up to {1 << 31}")
+    if key in _POSITIVE and not (type(value) in (int, float) and value > 0):
         raise _Wrong(f"{key} is {_shown(value)}, not a number above 0")
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 def _contradictions(part: dict[str, Any]) -> Iterator[str]:

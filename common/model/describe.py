@@ -21,13 +21,15 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 
 from common.errors import UnsupportedModel
 from common.kv.geometry import DType, KVGeometry, LayerGeometry
-from common.model.positions import check_positions
+from common.model.positions import check_positions, check_rotation
 from common.model.refusals import OWNS_NONE, SLIDING, refuse_undeclared, refuse_unsupported
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the part of the config that describes the decoder of text."""
     decoder: PreTrainedConfig = config.get_text_config(decoder=True)
+    if not isinstance(decoder, PreTrainedConfig):
+        raise UnsupportedModel(str(config.model_type), (), "text_config is no key of this model type")
     return decoder
 
 
@@ -64,10 +66,11 @@ def describe(config: PreTrainedConfig, dtype: DType, page_tokens: int) -> KVGeom
 
 
 def check_against(model: PreTrainedModel, geometry: KVGeometry) -> None:
-    """Run two tokens through a loaded model and compare its cache and logits with the geometry.
+    """Run two tokens through a loaded model and compare its cache, logits and rotation with what was said.
 
     Raises UnsupportedModel, naming each layer that holds something else.
     """
+    check_rotation(model, text_config(model.config))
     tokens = torch.zeros((1, 2), dtype=torch.long, device=model.device)
     with torch.inference_mode():
         output = model(input_ids=tokens, use_cache=True, logits_to_keep=1)

@@ -34,19 +34,20 @@ _INCIDENTAL = frozenset(
         "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id",
         "initializer_range", "initializer_factor", "init_std", "output_router_logits", "router_aux_loss_coef",
         "router_jitter_noise", "num_logits_to_keep", "max_window_layers", "use_sliding_window",
+        "max_position_embeddings", "tie_word_embeddings",
     }
 )  # fmt: skip
-"""Declared keys that change no number: what every config has, token ids, training and outputs, and what only
-makes another key that counts: `type` of a position encoding its `rope_type`, those about windows the
-`layer_types`. Keys about dropout count no more than these."""
+"""Declared keys that change no number: what every config has, token ids, training and outputs, the longest
+prompt, which each service bounds for itself, and what only makes something else that counts: `type` of a
+position encoding its `rope_type`, windows the `layer_types`, tied embeddings the weights."""
 
 _DROPOUT = ("dropout", "pdrop", "layerdrop")
-"""In names of keys that only training obeys."""
+"""In names of keys that count no more than these: only training obeys them."""
 
 READ_OF_ANY = frozenset(
     {
-        "model_type", "attention_chunk_size", "head_dim", "is_causal", "kv_sharing_modes", "layer_types",
-        "per_layer_config", "sliding_window", "use_bidirectional_attention",
+        "model_type", "attention_chunk_size", "head_dim", "kv_sharing_modes", "layer_types",
+        "per_layer_config", "sliding_window",
     }
 )  # fmt: skip
 """Keys that transformers reads of a model type whether it declares them or not."""
@@ -82,7 +83,7 @@ def _counted(config: PreTrainedConfig, fields: dict[str, Any]) -> dict[str, Any]
             continue
         if isinstance(inner, PreTrainedConfig):
             counted[key] = _counted(inner, value)
-        elif value is not None or key not in READ_OF_ANY:
+        elif value or key not in READ_OF_ANY:
             counted[key] = _without(value, _INCIDENTAL)
     return counted
 

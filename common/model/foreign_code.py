@@ -25,10 +25,11 @@ def code_notes(spec: str, folder: Path) -> tuple[str, ...]:
     """
     config = read_object(spec, folder / CONFIG)
     model_type = config.get("model_type")
-    if _KEY in config and (not isinstance(model_type, str) or model_type not in CONFIG_MAPPING):
-        needs = f"{CONFIG} names code of the folder ({_KEY}), which is never run"
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        needs = f"{CONFIG} names code of the folder ({_KEY}), which is never run, and "
         kind = excerpt(repr(model_type))
-        raise ConfigError("model", spec, f"{needs}, and transformers has no model_type {kind} of its own")
+        problem = f"{needs if _KEY in config else ''}transformers has no model_type {kind} of its own"
+        raise ConfigError("model", spec, problem)
     return tuple(_notes(_KEY in config, _KEY in read_object(spec, folder / TOKENIZER_CONFIG)))
 
 

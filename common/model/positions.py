@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from common.errors import UnsupportedModel
 
@@ -59,6 +59,19 @@ def check_positions(name: str, decoder: PreTrainedConfig) -> None:
             least = 1 if key == "factor" else 0
             if not _is_number(rope[key], least) and (rope[key] is not None or key == "factor"):
                 raise UnsupportedModel(name, (), f"{where}.{key} is {rope[key]!r}, not a number from {least}")
+
+
+def check_rotation(model: PreTrainedModel, decoder: PreTrainedConfig) -> None:
+    """Raise UnsupportedModel when a model rotates another part of its heads than its config says."""
+    lengths = {
+        len(buffer) for name, buffer in model.named_buffers() if name.rpartition(".")[2].endswith("inv_freq")
+    }
+    for where, rope in _encodings(decoder):
+        factor, head_dim = rope.get("partial_rotary_factor") or 1, getattr(decoder, "head_dim", None)
+        is_partial = factor != 1 and rope.get("rope_type") != "proportional"
+        if is_partial and lengths and head_dim and (int(head_dim * factor) + 1) // 2 not in lengths:
+            problem = f"{where}.partial_rotary_factor is {factor}, which this model type does not obey"
+            raise UnsupportedModel(str(decoder.model_type), (), problem)
 
 
 def ignored_keys(decoder: PreTrainedConfig) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 
 from common.model.fingerprint import READ_OF_ANY
 
@@ -23,9 +23,11 @@ _OF_EVERY_MODEL = frozenset(
         "tf_legacy_loss", "pruned_heads", "cross_attention_hidden_size", "finetuning_task", "tokenizer_class",
         "prefix", "task_specific_params", "num_labels", "bos_token_id", "eos_token_id", "pad_token_id",
         "sep_token_id", "decoder_start_token_id", "use_cache", "rope_theta", "quantization_config",
-        "transformers_weights", "tie_word_embeddings",
+        "transformers_weights", "tie_word_embeddings", "is_causal", "use_bidirectional_attention",
     }
 )  # fmt: skip
+
+_SAMPLING: Mapping[str, Any] = GenerationConfig._get_default_generation_params()
 
 
 def unread_keys(config: PreTrainedConfig, written: Mapping[str, Any], where: str = "") -> Iterator[str]:
@@ -36,5 +38,8 @@ def unread_keys(config: PreTrainedConfig, written: Mapping[str, Any], where: str
         inner = vars(config).get(key)
         if isinstance(inner, PreTrainedConfig) and isinstance(value, Mapping):
             yield from unread_keys(inner, value, f"{where}{key}.")
-        elif value and key in vars(config) and key not in known and not key.startswith("_"):
-            yield where + key
+        elif value and key not in known and not key.startswith("_"):
+            # Defaults of sampling stood here once; the library drops them.
+            is_default = key in _SAMPLING and value == _SAMPLING[key]
+            if (key in vars(config) or key in _SAMPLING) and not is_default:
+                yield where + key

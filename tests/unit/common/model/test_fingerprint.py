@@ -138,7 +138,9 @@ def read_again(config: PreTrainedConfig, changes: dict[str, Any], *dropped: str)
                 "bos_token_id": 5, "eos_token_id": [5, 6], "pad_token_id": None, "problem_type": "regression",
                 "architectures": ["LlamaModel"], "chunk_size_feed_forward": 3, "id2label": {"0": "a"},
                 "note": "of the author", "run": 7, "tie_encoder_decoder": False,
-                "auto_map": {"AutoConfig": "x.Y"}, "rms_norm_eps": 1.0e-6, "rope_scaling": None,
+                "auto_map": {"AutoConfig": "x.Y"},
+                "is_causal": True, "max_position_embeddings": 4096, "rms_norm_eps": 1.0e-6,
+                "rope_scaling": None,
             }.items()
         ),
         {"use_cache": False, "note": None, "hidden_size": 72},
@@ -186,7 +188,8 @@ def _another(value: Any) -> Any:
 BASE_FIELDS = dataclasses.fields(PreTrainedConfig)
 TRIFLES = {
     "use_cache", "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "attention_dropout",
-    "pretraining_tp", "use_sliding_window", "max_window_layers", "sliding_window",
+    "pretraining_tp", "use_sliding_window", "max_window_layers", "sliding_window", "max_position_embeddings",
+    "tie_word_embeddings",
 }  # fmt: skip
 """Declared keys that do not count; a window that no layer has is none."""
 

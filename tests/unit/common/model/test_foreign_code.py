@@ -33,7 +33,10 @@ def test_model_that_is_nothing_but_code_is_refused(tmp_path: Path, model_type: o
 
 
 def test_folder_without_code_has_no_notes(tmp_path: Path) -> None:
-    """Nor is a type refused here that only has no code."""
-    (tmp_path / "config.json").write_text('{"model_type": "no-such"}')
-
+    """A type that transformers does not know is refused in the same words."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert code_notes("/m", tmp_path) == ()
+
+    (tmp_path / "config.json").write_text('{"model_type": "no-such"}')
+    with pytest.raises(ConfigError, match="/m: transformers has no model_type 'no-such' of its own"):
+        code_notes("/m", tmp_path)

@@ -78,12 +78,13 @@ def test_key_that_nobody_reads_is_named_once(folder: Path) -> None:
     """A typing error changes nothing, and the log says so; positions have keys of their own."""
     config = json.loads((folder / "config.json").read_text())
     config |= {"rope_scalling": {"factor": 4}, "rope_interleaved": False, "is_decoder": True, "_note": 1}
+    config |= {"temperature": 0.7, "top_k": 50}
     config["rope_parameters"]["faktor"] = 2.0
     (folder / "config.json").write_text(json.dumps(config))
 
     loaded = load_model(str(folder), "float32", page_tokens=16, progress=False)
 
-    assert loaded.notes == ("config.json: nobody reads rope_scalling, rope_parameters.faktor",)
+    assert loaded.notes == ("config.json: nobody reads rope_scalling, temperature, rope_parameters.faktor",)
 
 
 def test_recurrent_model_is_refused_before_its_weights_are_looked_for(tmp_path: Path) -> None:

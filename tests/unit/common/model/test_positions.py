@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import Gemma3TextConfig, LlamaConfig
+from transformers import Gemma3TextConfig, LlamaConfig, PhiConfig
 
 from common.errors import UnsupportedModel
 from common.kv.geometry import DType
 from common.model.describe import describe
-from common.model.positions import check_positions, context_limits, ignored_keys
+from common.model.positions import check_positions, check_rotation, context_limits, ignored_keys
 from common.model.prefill import ChunkedPrefill
 from common.model.tiny import make_tiny
 from tests.support.models import RecordingWriter, make_prompt, never
@@ -97,6 +97,16 @@ def test_encoding_of_each_kind_of_layer_is_looked_at() -> None:
 
     with pytest.raises(UnsupportedModel, match=r"rope_parameters\.full_attention\.rope_type longrope"):
         check_positions("gemma3", config)
+
+
+def test_part_of_a_head_that_a_type_does_not_rotate_alone_is_refused() -> None:
+    """Phi rotates a part of each head, Llama all of it whatever its config says."""
+    partial, whole = PhiConfig(**SIZES, partial_rotary_factor=0.5), make_config()
+    whole.rope_parameters = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
+
+    check_rotation(make_tiny(partial, 3, torch.float32), partial)
+    with pytest.raises(UnsupportedModel, match=r"rope_parameters\.partial_rotary_factor is 0\.5, which this"):
+        check_rotation(make_tiny(whole, 3, torch.float32), whole)
 
 
 @pytest.mark.parametrize(
