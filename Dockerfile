@@ -29,11 +29,11 @@ RUN mkdir -p kvspan common prefill_service decode_service \
 COPY . .
 RUN pip install -c constraints.txt --no-deps .
 
-# Sockets, slabs and converted models belong to whoever runs the services, which compose.yaml chooses, and who
+# Sockets and converted models belong to whoever runs the services, which compose.yaml chooses, and who
 # makes a folder of his own for the models. A named volume takes the mode of the directory that it is mounted on.
 RUN groupadd --gid 10001 kvspan \
     && useradd --uid 10001 --gid 10001 --create-home kvspan \
-    && install -d -m 1777 /run/kvspan /slab /var/cache/kvspan
+    && install -d -m 1777 /run/kvspan /var/cache/kvspan
 
 USER kvspan
 ENTRYPOINT ["kvspan"]

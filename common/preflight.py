@@ -21,6 +21,7 @@ from common.model.source import parse_source
 from common.own_file import file_problem
 from common.runtime.address import parse_address
 from common.runtime.listening import check_free
+from common.runtime.memory import require_room
 from common.settings import ServiceConfig
 
 
@@ -34,7 +35,7 @@ def check_host(config: ServiceConfig) -> None:
         read_checkpoint(config.model, source.folder, written)
     _check_temporary()
     with _told("slab_dir", config.slab_dir):
-        _check_slab_dir(config.slab_dir, config.slab_space_bytes)
+        _check_slab_dir(config)
     if config.journal:
         _check_file("journal", Path(config.journal))
     check_free("listen", parse_address("listen", config.listen))
@@ -63,18 +64,15 @@ def no_temporary(error: OSError) -> ConfigError:
     return ConfigError("TMPDIR", os.environ.get("TMPDIR", ""), problem)
 
 
-def _check_slab_dir(directory: str, num_bytes: int) -> None:
-    """Raise `ConfigError` unless `directory` can be used, and written when slabs are made there."""
-    if not Path(directory).is_dir():
+def _check_slab_dir(config: ServiceConfig) -> None:
+    """Raise `ConfigError` unless slabs can be handed over, and there is memory for those that are made."""
+    directory, num_bytes = config.slab_folder, config.slab_space_bytes
+    if not directory.is_dir():
         raise ConfigError("slab_dir", directory, "is not a directory")
     mode = os.R_OK | os.X_OK | (os.W_OK if num_bytes else 0)
     if not os.access(directory, mode):
         raise ConfigError("slab_dir", directory, f"cannot be used by user {os.geteuid()}: Permission denied")
-    space = os.statvfs(directory)
-    free = space.f_bavail * space.f_frsize
-    if num_bytes > free:
-        problem = f"has {free} bytes free, slabs take {num_bytes}; see --slab-bytes"
-        raise ConfigError("slab_dir", directory, problem)
+    require_room("slab_bytes", num_bytes, "the slabs take", num_bytes)
 
 
 def _check_file(field: str, path: Path) -> None:

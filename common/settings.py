@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
+import tempfile
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -31,6 +34,9 @@ LONGEST_S = 7 * 24 * 3600.0
 MOST_TOKENS = 1 << 27
 MOST_BYTES = 1 << 40
 """More than one host has; sums of them stay far below 64 bits."""
+
+MIN_SLAB_BYTES = 1 << 20
+"""Less has no room for one prompt of any real model."""
 
 _SIZE_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _SIZE = re.compile(r"(\d{1,18})\s*([A-Za-z]*)")
@@ -149,7 +155,9 @@ class ServiceConfig:
         "type of weights and cache: auto is bfloat16 where the processor computes in it, else float32",
         "auto")
     slab_dir: str = setting(
-        click.STRING, "DIR", "directory of the shared memory, as this process sees it", "/dev/shm")
+        click.STRING, "DIR",
+        "directory of the sockets that hand over shared memory, as this process sees it (default: "
+        "XDG_RUNTIME_DIR where it can be used, else the directory for temporary files)", "")
     page_tokens: int = setting(TOKENS, "TOKENS", "size of a cache page; both services alike", 64)
     chunk_tokens: int = setting(
         TOKENS, "TOKENS", "size of one prefill forward, a multiple of --page-tokens; both services alike",
@@ -175,8 +183,18 @@ class ServiceConfig:
 
     @property
     def slab_space_bytes(self) -> int:
-        """Bytes that the slab directory must have room for; slabs are made by decode."""
+        """Memory of the slabs that this service makes: decode does."""
         return 0
+
+    @property
+    def slab_folder(self) -> Path:
+        """The slab directory: the one that was named, or else where this user's sockets belong."""
+        if self.slab_dir:
+            return Path(self.slab_dir)
+        runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+        # After `su` it may name the directory of somebody else.
+        is_usable = os.path.isdir(runtime) and os.access(runtime, os.R_OK | os.W_OK | os.X_OK)
+        return Path(runtime if is_usable else tempfile.gettempdir())
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for a rule between fields that is broken."""

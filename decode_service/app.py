@@ -11,19 +11,18 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 
-from common.errors import ConfigError
 from common.kv.geometry import KVGeometry
 from common.model.prepare import Prepared, prepare
 from common.runtime.boot import new_boot_id
 from common.runtime.clock import SystemClock
-from common.runtime.memory import available_bytes
+from common.runtime.memory import require_room
 from common.runtime.service import Service
 from common.session.messages import Hello, SlabHandle, TransferMode
 from common.session.negotiation import PROTOCOL_VERSIONS
-from common.slab.segment import SlabSegment, sweep
+from common.slab.door import sweep
+from common.slab.segment import SlabSegment
 from common.telemetry.journal import open_journal
 from common.telemetry.logging import log_fields
 from common.wire.server import Server
@@ -94,10 +93,7 @@ def _check_room(config: DecodeConfig, geometry: KVGeometry, num_pages: Sequence[
     """Raise `ConfigError` when the cache cannot fit into memory: all of it is touched at once."""
     sizes = [page_bytes(group, geometry.page_tokens) for group in geometry.groups]
     needed = sum(size * pages for size, pages in zip(sizes, num_pages, strict=True))
-    room = available_bytes()
-    if room is not None and needed > room:
-        problem = f"the cache takes {needed >> 20} MiB of memory, {room >> 20} MiB are available"
-        raise ConfigError("cache_tokens", config.cache_tokens, problem)
+    require_room("cache_tokens", config.cache_tokens, "the cache takes", needed)
 
 
 class DecodeService(Service):
@@ -161,20 +157,21 @@ class DecodeService(Service):
     def _prepare_slab_dir(self) -> None:
         """Remove what dead owners left, and make sure that the slabs of all peers will fit.
 
-        Raises: `ConfigError` with the free bytes, before anything is served.
+        Raises: `ConfigError`, before anything is served.
         """
-        directory, config = Path(self._config.slab_dir), self._config
+        directory, config = self._config.slab_folder, self._config
         for name in sweep(directory):
             logger.warning("slab.swept", extra=log_fields(name=name))
         if config.prefill:
-            SlabSegment.create(directory, config.slab_bytes * len(config.prefill), self._boot_id).close()
+            require_room("slab_bytes", config.slab_bytes, "the slabs take", config.slab_space_bytes)
+            SlabSegment.create(directory, config.slab_space_bytes, self._boot_id).close()
 
     def remove_files(self) -> None:
-        """Remove socket and slab names at once; the process is about to end without stopping."""
+        """Remove the names of all sockets at once; the process is about to end without stopping."""
         if self._server is not None:
             self._server.remove_sockets()
         for peer in self._peers:
-            peer.unlink_slab()
+            peer.shut_doors()
 
     async def stop(self) -> None:
         """Shut down: refuse what comes, then end requests, sessions and threads."""
@@ -247,7 +244,7 @@ class DecodeService(Service):
     def _make_peer(self, target: str) -> PrefillPeer:
         config = PeerConfig(
             self._make_hello,
-            Path(self._config.slab_dir),
+            self._config.slab_folder,
             self._config.slab_bytes,
             self._boot_id,
             self._config.silence_limit_s,

@@ -8,7 +8,7 @@ import click
 
 from common.kv.digest import DigestKind
 from common.session.messages import TransferMode
-from common.settings import SECONDS, TARGET, TOKENS, ByValue, ServiceConfig, Size, setting
+from common.settings import MIN_SLAB_BYTES, SECONDS, TARGET, TOKENS, ByValue, ServiceConfig, Size, setting
 
 SERVICE_NAME = "kvspan.v1.DecodeService"
 """Its health is that of the route that requests take which name none."""
@@ -17,7 +17,6 @@ REMOTE_HEALTH = f"{SERVICE_NAME}.remote"
 """Name of the health of route `remote`: whether a session with a prefill service is open."""
 
 MEMORY_PAGE_BYTES = 4096
-MIN_SLAB_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

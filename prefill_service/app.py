@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from common.kv.digest import DigestKind
 from common.kv.plan import SpanGranularity
@@ -23,6 +22,7 @@ from common.runtime.service import Service
 from common.session.identity import PeerIdentity
 from common.session.messages import TransferMode
 from common.session.negotiation import PROTOCOL_VERSIONS, PrefillOffer
+from common.slab.mapped import MappedSlabs
 from common.telemetry.journal import open_journal
 from common.telemetry.logging import log_fields
 from common.wire.interceptor import CallStatistics
@@ -149,7 +149,8 @@ class PrefillService(Service):
     def _make_context(self) -> PeerContext:
         return PeerContext(
             self._offer,
-            Path(self._config.slab_dir),
+            self._config.slab_folder,
+            MappedSlabs(self._config.slab_limits),
             self._queue,
             self._clock,
             self._config.silence_limit_s,

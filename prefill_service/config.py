@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import click
 
 from common.kv.spans import PART_ALIGNMENT
-from common.settings import SECONDS, TOKENS, ServiceConfig, Size, setting, size_text
+from common.settings import MIN_SLAB_BYTES, SECONDS, TOKENS, ServiceConfig, Size, setting, size_text
+from common.slab.mapped import SlabLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,12 @@ class PrefillConfig(ServiceConfig):
         "no span is larger, unless one token of one layer is; keeps the tail after the last layer short",
         1 << 20)
     max_prompt_tokens: int = setting(TOKENS, "TOKENS", "longest prompt", 8192)
+    max_slab_bytes: int = setting(
+        Size(MIN_SLAB_BYTES), "SIZE", "a decode service with a larger slab is refused", 4 << 30)
+    max_slabs_bytes: int = setting(
+        Size(MIN_SLAB_BYTES), "SIZE",
+        "slabs of all sessions together; a decode service whose slab has no room in them is refused",
+        16 << 30)
     max_concurrency: int = setting(
         click.IntRange(1, 1 << 16), "COUNT",
         "transfers of one session that may be open; the engine runs one at a time", 64)
@@ -35,5 +42,12 @@ class PrefillConfig(ServiceConfig):
     def __post_init__(self) -> None:
         """Raise `ConfigError` for a rule between fields that is broken."""
         ServiceConfig.__post_init__(self)
-        problem = f"must not exceed --max-span-bytes={size_text(self.max_span_bytes)}"
-        self.require(self.min_span_bytes <= self.max_span_bytes, "min_span_bytes", problem)
+        for least, most in (("min_span_bytes", "max_span_bytes"), ("max_slab_bytes", "max_slabs_bytes")):
+            limit = getattr(self, most)
+            problem = f"must not exceed --{most.replace('_', '-')}={size_text(limit)}"
+            self.require(getattr(self, least) <= limit, least, problem)
+
+    @property
+    def slab_limits(self) -> SlabLimits:
+        """How much of what peers name is mapped."""
+        return SlabLimits(self.max_slab_bytes, self.max_slabs_bytes)

@@ -37,6 +37,7 @@ from common.session.negotiation import PrefillOffer
 from common.session.prefill_side import PrefillSession, PrefillSessionStatistics
 from common.session.prefill_states import WELCOMED, PrefillState
 from common.slab.header import HEADER_BYTES
+from common.slab.mapped import MappedSlabs
 from common.slab.segment import SlabSegment
 from common.telemetry.logging import log_fields
 from prefill_service.job import Job, JobResult
@@ -60,6 +61,9 @@ class PeerContext:
 
     offer: PrefillOffer
     slab_dir: Path
+    slabs: MappedSlabs
+    """Of all peers."""
+
     queue: JobQueue[Job]
     clock: Clock
     silence_limit_s: float
@@ -141,7 +145,8 @@ class DecodePeer:
         handle, self._to_map = self._to_map, None
         if handle is None:
             return
-        attach = partial(SlabSegment.attach, self._context.slab_dir, handle.name, handle.size_bytes)
+        slab_dir, slabs = self._context.slab_dir, self._context.slabs
+        attach = partial(SlabSegment.attach, slab_dir, handle.name, handle.size_bytes, slabs)
         slab = await make_in_thread(attach, SlabSegment.close)
         # The stream ended while the thread mapped: nobody else knows of this mapping.
         if not self.is_mapping:

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from common.errors import PeerLost, ShuttingDown
+from common.errors import InvariantViolation, PeerLost, ShuttingDown
 from common.runtime.silence import SilenceWatch
 from common.runtime.tasks import first_end, listed
 from common.telemetry.logging import log_fields
@@ -91,6 +91,12 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
         """
         for peer in self.peers:
             peer.check_integrity()
+        self._context.slabs.check_integrity()
+        entered = self._context.slabs.statistics().num_bytes
+        held = sum(peer.slab_bytes for peer in self.peers)
+        # More may have entered: it is being mapped.
+        if held > entered:
+            raise InvariantViolation(f"sessions hold {held} slab bytes, {entered} have entered")
         self._context.queue.check_integrity()
         self._context.totals.check_integrity(sum(peer.num_unanswered for peer in self.peers))
 

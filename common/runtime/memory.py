@@ -11,6 +11,7 @@ import gc
 import re
 from pathlib import Path
 
+from common.errors import ConfigError
 from common.runtime.threads import CGROUP_MEMBERSHIP, CGROUP_ROOT, group_levels
 
 MEMINFO = Path("/proc/meminfo")
@@ -32,14 +33,23 @@ def available_bytes(
     """Return the bytes that can still be taken without swapping or being killed for it; None when unknown.
 
     The least of what the kernel could free and what every limit of a control group above this process leaves
-    beside the memory that cannot be dropped; files that were read are, so they do not count.
+    beside the memory that cannot be dropped: files that were read can, shared memory cannot.
     """
     rooms = [_number(meminfo, "MemAvailable:") * 1024 if meminfo.is_file() else None]
     for level in group_levels(root, membership):
         limit = level / "memory.max"
         if limit.is_file() and (text := limit.read_text().strip()).isdecimal():
-            rooms.append(max(0, int(text) - _number(level / "memory.stat", "anon")))
+            held = _number(level / "memory.stat", "anon") + _number(level / "memory.stat", "shmem")
+            rooms.append(max(0, int(text) - held))
     return min((room for room in rooms if room is not None), default=None)
+
+
+def require_room(field: str, value: object, what: str, num_bytes: int) -> None:
+    """Raise `ConfigError` that blames `field` when `what` takes more memory than there is: all is touched."""
+    room = available_bytes()
+    if room is not None and num_bytes > room:
+        problem = f"{what} {num_bytes >> 20} MiB of memory, {room >> 20} MiB are available"
+        raise ConfigError(field, value, problem)
 
 
 def _number(path: Path, name: str) -> int:

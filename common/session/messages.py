@@ -42,13 +42,13 @@ class VersionRange:
 
 @dataclass(frozen=True, slots=True)
 class SlabHandle:
-    """Where the slab of a session can be found."""
+    """How the slab of a session is had."""
 
     name: str
-    """File name inside the slab directory, which each side may mount elsewhere."""
+    """Of its socket in the slab directory, which each side may mount elsewhere, and of the slab in logs."""
 
     size_bytes: int
-    """Length of the file, header included."""
+    """Length of the memory, header included."""
 
     layout: str
     """Name of the byte layout inside a span."""
@@ -56,7 +56,7 @@ class SlabHandle:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message of a session: who decode is and where its slab lies."""
+    """First message of a session: who decode is and how its slab is had."""
 
     versions: VersionRange
     boot_id: str
@@ -77,7 +77,7 @@ class StartPrefill:
     slot_id: int
     generation: int
     slot_offset: int
-    """First byte of the slot, from the start of the slab file."""
+    """First byte of the slot, from the start of the slab."""
 
     slot_size: int
     token_ids: tuple[int, ...]

@@ -30,7 +30,7 @@ from common.kv.plan import SpanGranularity
 from common.session.identity import PeerIdentity
 from common.session.messages import Hello, TransferMode, VersionRange, Welcome
 
-PROTOCOL_VERSIONS = VersionRange(1, 1)
+PROTOCOL_VERSIONS = VersionRange(2, 2)
 """What this code speaks."""
 
 ABSENT = "absent"

@@ -48,7 +48,7 @@ class PeerTimes:
 
     def span_received(self, span: Span, now_ns: int) -> None:
         """Check the times of a span at the moment it was received."""
-        self._check({"written_ns": span.written_ns, "told_ns": span.sealed_ns}, now_ns)
+        self._check({"written_ns": span.written_ns, "sealed_ns": span.sealed_ns}, now_ns)
 
     def done_received(self, timings: SourceTimings, now_ns: int) -> None:
         """Check the engine's times at the moment Done was received, and choose whose are believed.

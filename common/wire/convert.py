@@ -60,10 +60,10 @@ from common.wire.tables import (
 from kvspan.v1 import transfer_pb2 as pb
 
 
-def _file_name(path: str, name: str) -> str:
-    """Return a name that stays inside its directory."""
+def _socket_name(path: str, name: str) -> str:
+    """Return a name that stays inside its directory; one of version 1 has none, and hears of that first."""
     require_short(path, name, MAX_TEXT_CHARS, "characters")
-    if not name or "/" in name or "\0" in name or name in (".", ".."):
+    if "/" in name or "\0" in name or name in (".", ".."):
         raise malformed(path, name, "must be a file name without a directory")
     return name
 
@@ -77,7 +77,13 @@ def _nonce(path: str, nonce: bytes) -> bytes:
 
 LAYOUT = Field(layout_name, LAYOUTS.number)
 
-SLAB = Table(pb.SlabHandle, SlabHandle, name=Field(_file_name), size_bytes=COUNT, layout=LAYOUT)
+SLAB = Table(
+    pb.SlabHandle,
+    SlabHandle,
+    socket=Field(_socket_name).named("name"),
+    size_bytes=COUNT,
+    layout=LAYOUT,
+)
 
 HELLO = Table(
     pb.Hello,
@@ -263,7 +269,7 @@ def _span_to_proto(span: Span) -> pb.KVSpan:
         length=span.length,
         digest=span.digest,
         written_ns=span.written_ns,
-        told_ns=span.sealed_ns,
+        sealed_ns=span.sealed_ns,
     )
 
 
@@ -284,5 +290,5 @@ def _span_from_proto(span: pb.KVSpan) -> Span:
         at_least("kv_span.length", span.length, 0),
         span.digest,
         span.written_ns,
-        span.told_ns,
+        span.sealed_ns,
     )

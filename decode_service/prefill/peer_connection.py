@@ -23,6 +23,7 @@ import grpc
 from common.errors import InvariantViolation, KVSpanError, LeaseExpired, PeerLost, PeerUnavailable
 from common.kv.spans import SPAN_LAYOUT
 from common.runtime.clock import Clock
+from common.runtime.memory import require_room
 from common.runtime.silence import SilenceWatch
 from common.runtime.tasks import first_end, make_in_thread
 from common.session.messages import Hello, SlabHandle
@@ -206,7 +207,11 @@ class PeerConnection:
 
 
 async def make_slab(config: PeerConfig) -> SlabSegment:
-    """Make a slab on another thread: a large one takes longer than other sessions may be silent."""
+    """Make a slab on another thread: a large one takes longer than other sessions may be silent.
+
+    Raises: `ConfigError` when there is no room for it: without asking first, the kernel would end a process.
+    """
+    require_room("slab_bytes", config.slab_bytes, "it takes", config.slab_bytes)
     make = partial(SlabSegment.create, config.slab_dir, config.slab_bytes, config.boot_id)
     return await make_in_thread(make, SlabSegment.close)
 

@@ -181,7 +181,7 @@ class PeerSession:
                     self._follow(action)
                 case SessionOpened():
                     self._journal.opened(self.welcome, self._slots.data)
-                    self._slots.unlink()
+                    self._slots.shut_door()
                     self._context.on_change()
                 case SessionLeaving(error):
                     fields = log_fields(peer_boot_id=self.welcome.boot_id, cause=error)

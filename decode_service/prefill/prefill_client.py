@@ -155,10 +155,10 @@ class PrefillPeer:
             totals=sum(map(totals_of, sessions), self._gone),
         )
 
-    def unlink_slab(self) -> None:
-        """Remove the name of a slab that the peer has not mapped yet; the process is about to end."""
+    def shut_doors(self) -> None:
+        """Remove the name of a slab that the peer has not got yet; the process is about to end."""
         for session in self._sessions():
-            session.slots.unlink()
+            session.slots.shut_door()
 
     def check_integrity(self) -> None:
         """Raise `InvariantViolation` when a session contradicts itself."""

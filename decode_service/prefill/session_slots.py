@@ -2,13 +2,15 @@
 
 Theory of operation: a slot is leased when a request is granted and freed when its transfer has drained, or at
 once when that never began. Once the session is lost nothing is leased any more; the memory goes when the last
-local copy has ended (rule 4), and leases do not keep it.
+local copy has ended (rule 4), and leases do not keep it. Until the peer has the slab its door is served here.
 
 Ownership: one per session, which closes it; owns the segment and its allocator. Event loop only.
 Not here: whether the peer takes another transfer (`peer_session.py`).
 """
 
 from __future__ import annotations
+
+import asyncio
 
 from common.kv.ranges import Range
 from common.kv.spans import Span
@@ -24,6 +26,7 @@ class SessionSlots:
         self._slab = slab
         self._journal = journal
         self._allocator = SlotAllocator(slab.data)
+        slab.door.serve(asyncio.get_running_loop())
 
     @property
     def name(self) -> str:
@@ -77,9 +80,9 @@ class SessionSlots:
         """Return the bytes of a span; the caller releases the view, without which nothing is unmapped."""
         return self._slab.view(span.offset, span.length)
 
-    def unlink(self) -> None:
-        """Remove the name of the slab, if it is still there."""
-        self._slab.unlink()
+    def shut_door(self) -> None:
+        """Hand the slab to nobody any more; its name goes."""
+        self._slab.door.close()
 
     def close(self) -> None:
         """Unmap the slab; no copy out of it may be under way."""

@@ -244,14 +244,14 @@ class TransferResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prefill_accepted: _Optional[_Union[PrefillAccepted, _Mapping]] = ..., kv_span: _Optional[_Union[KVSpan, _Mapping]] = ..., prefill_done: _Optional[_Union[PrefillDone, _Mapping]] = ..., prefill_failed: _Optional[_Union[PrefillFailed, _Mapping]] = ..., prefill_cancelled: _Optional[_Union[PrefillCancelled, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., go_away: _Optional[_Union[GoAway, _Mapping]] = ...) -> None: ...
 
 class SlabHandle(_message.Message):
-    __slots__ = ("name", "size_bytes", "layout")
-    NAME_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("size_bytes", "layout", "socket")
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
-    name: str
+    SOCKET_FIELD_NUMBER: _ClassVar[int]
     size_bytes: int
     layout: _geometry_pb2.SpanLayout
-    def __init__(self, name: _Optional[str] = ..., size_bytes: _Optional[int] = ..., layout: _Optional[_Union[_geometry_pb2.SpanLayout, str]] = ...) -> None: ...
+    socket: str
+    def __init__(self, size_bytes: _Optional[int] = ..., layout: _Optional[_Union[_geometry_pb2.SpanLayout, str]] = ..., socket: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("versions", "boot_id", "identity", "modes", "digests", "slab")
@@ -332,7 +332,7 @@ class PrefillAccepted(_message.Message):
     def __init__(self, transfer_id: _Optional[int] = ..., attempt: _Optional[int] = ..., queue_position: _Optional[int] = ...) -> None: ...
 
 class KVSpan(_message.Message):
-    __slots__ = ("transfer_id", "attempt", "slot_id", "generation", "sequence", "group_index", "layers", "tokens", "offset", "length", "digest", "written_ns", "told_ns")
+    __slots__ = ("transfer_id", "attempt", "slot_id", "generation", "sequence", "group_index", "layers", "tokens", "offset", "length", "digest", "written_ns", "sealed_ns")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     SLOT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -345,7 +345,7 @@ class KVSpan(_message.Message):
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_NS_FIELD_NUMBER: _ClassVar[int]
-    TOLD_NS_FIELD_NUMBER: _ClassVar[int]
+    SEALED_NS_FIELD_NUMBER: _ClassVar[int]
     transfer_id: int
     attempt: int
     slot_id: int
@@ -358,8 +358,8 @@ class KVSpan(_message.Message):
     length: int
     digest: bytes
     written_ns: int
-    told_ns: int
-    def __init__(self, transfer_id: _Optional[int] = ..., attempt: _Optional[int] = ..., slot_id: _Optional[int] = ..., generation: _Optional[int] = ..., sequence: _Optional[int] = ..., group_index: _Optional[int] = ..., layers: _Optional[_Union[_geometry_pb2.IndexRange, _Mapping]] = ..., tokens: _Optional[_Union[_geometry_pb2.IndexRange, _Mapping]] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ..., digest: _Optional[bytes] = ..., written_ns: _Optional[int] = ..., told_ns: _Optional[int] = ...) -> None: ...
+    sealed_ns: int
+    def __init__(self, transfer_id: _Optional[int] = ..., attempt: _Optional[int] = ..., slot_id: _Optional[int] = ..., generation: _Optional[int] = ..., sequence: _Optional[int] = ..., group_index: _Optional[int] = ..., layers: _Optional[_Union[_geometry_pb2.IndexRange, _Mapping]] = ..., tokens: _Optional[_Union[_geometry_pb2.IndexRange, _Mapping]] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ..., digest: _Optional[bytes] = ..., written_ns: _Optional[int] = ..., sealed_ns: _Optional[int] = ...) -> None: ...
 
 class GroupTotals(_message.Message):
     __slots__ = ("group_index", "num_spans", "num_bytes", "layer_tokens")

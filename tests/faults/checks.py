@@ -179,7 +179,7 @@ async def _settled(look: Callable[[], Awaitable[str]]) -> str:
 
 def _num_slabs(pid: int) -> int:
     maps = Path(f"/proc/{pid}/maps").read_text()
-    return sum("/kvspan-" in line and ".slab" in line for line in maps.splitlines())
+    return sum("/memfd:kvspan-" in line for line in maps.splitlines())
 
 
 def _descriptors(pid: int) -> list[str]:
@@ -196,6 +196,6 @@ def _descriptors(pid: int) -> list[str]:
 
 def _kind(target: str) -> str:
     """Return what a descriptor is of; a session has one slab, each with a name of its own."""
-    if "/kvspan-" in target:
+    if "/memfd:kvspan-" in target:
         return "slab"
     return target.split(":")[0] if target.startswith(("socket:", "pipe:")) else target

@@ -9,12 +9,11 @@ import asyncio
 import signal
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from common.slab.segment import SlabSegment
 from common.wire.channel import make_channel
 from kvspan.client import AsyncClient
 from kvspan.v1 import decode_pb2, transfer_pb2_grpc
@@ -29,6 +28,7 @@ from tests.faults.services import Cluster, Shape
 from tests.faults.strange import has_met, has_parted, survivor
 from tests.faults.strangers import INVALID, call
 from tests.faults.table import Verdict
+from tests.support.slabs import served_slab
 
 NUM_DESCRIPTORS, NUM_IDLE = 256, 400
 NUM_IN_BURST = 300
@@ -116,7 +116,7 @@ async def play_greedy(cluster: Cluster, checks: Checks, verdict: Verdict) -> Non
 @asynccontextmanager
 async def _greedy_session(cluster: Cluster) -> AsyncIterator[None]:
     """Have a session in which the engine waits for credit; it says nothing else, which must not end it."""
-    with _slab(cluster, (NUM_GREEDY + 1) * GREEDY_SLOT_BYTES) as slab:
+    with served_slab(cluster.slab_dir, (NUM_GREEDY + 1) * GREEDY_SLOT_BYTES, "greedy") as slab:
         async with make_channel(cluster.address("prefill0")) as channel:
             stub = transfer_pb2_grpc.PrefillServiceStub(channel)
             me = Impostor(
@@ -142,15 +142,6 @@ def _greedy_start(me: Impostor, index: int) -> pb.TransferRequest:
         token_ids=VICTIMS[0].token_ids,
         time_limit={"seconds": 60},
     )
-
-
-@contextmanager
-def _slab(cluster: Cluster, num_bytes: int) -> Iterator[SlabSegment]:
-    slab = SlabSegment.create(cluster.slab_dir, num_bytes, "greedy")
-    try:
-        yield slab
-    finally:
-        slab.close()
 
 
 async def play_undrained(hostile: HostilePrefill, cluster: Cluster, checks: Checks, verdict: Verdict) -> None:

@@ -45,6 +45,7 @@ from common.wire.convert import (
 from common.wire.convert_identity import IDENTITY
 from kvspan.v1 import geometry_pb2
 from kvspan.v1 import transfer_pb2 as pb
+from tests.support.slabs import make_slabs
 
 GRANULARITY = SpanGranularity(chunk_tokens=64, min_span_bytes=24 << 10, max_span_bytes=48 << 10)
 BOOT_ID = "hostile"
@@ -108,6 +109,7 @@ class HostilePrefill:
         self._address = address
         self._identity = IDENTITY.read("identity", identity)
         self._slab_dir = slab_dir
+        self._slabs = make_slabs()
         self._server = grpc.aio.server()
         self._streams: set[asyncio.Future[None]] = set()
         # Invariant: one for each open stream, which ends when it is done.
@@ -162,7 +164,7 @@ class HostilePrefill:
 
     def attach(self, hello: Hello) -> SlabSegment:
         """Map the slab of a session; the caller closes it."""
-        return SlabSegment.attach(self._slab_dir, hello.slab.name, hello.slab.size_bytes)
+        return SlabSegment.attach(self._slab_dir, hello.slab.name, hello.slab.size_bytes, self._slabs)
 
     def offer(self) -> PrefillOffer:
         """Return what a session is told."""
@@ -184,7 +186,7 @@ class HostilePrefill:
         offer = self.offer()
         return to_proto(
             Welcome(
-                version=1,
+                version=offer.versions.maximum,
                 boot_id=BOOT_ID,
                 identity=offer.identity,
                 modes=offer.modes,

@@ -20,6 +20,7 @@ from common.wire.channel import make_channel
 from common.wire.convert_identity import VERSIONS
 from kvspan.v1 import geometry_pb2, transfer_pb2_grpc
 from kvspan.v1 import transfer_pb2 as pb
+from tests.support.slabs import served_slab
 
 SLAB_BYTES = 256 << 10
 ANSWER_LIMIT_S = 30.0
@@ -44,7 +45,7 @@ class Impostor:
             "modes": [geometry_pb2.TRANSFER_MODE_STREAM],
             "digests": [geometry_pb2.DIGEST_KIND_XXH3_64],
             "slab": pb.SlabHandle(
-                name=name or self.slab.name, size_bytes=self.slab.size_bytes, layout=layout
+                socket=name or self.slab.name, size_bytes=self.slab.size_bytes, layout=layout
             ),
         }
         return pb.TransferRequest(hello=pb.Hello(**{**fields, **changes}))
@@ -117,7 +118,7 @@ LIES = {
     "second hello": Lie(FORBIDDEN, greets()),
     "release and cancel of nothing": Lie("pong", of_nothing),
     "slab of another folder": Lie(FORBIDDEN, greets("../../etc/passwd"), greets=False),
-    "slab that is not there": Lie(FORBIDDEN, greets(f"kvspan-{'0' * 24}.slab"), greets=False),
+    "slab that is not there": Lie(FORBIDDEN, greets(f"kvspan-{'0' * 24}.sock"), greets=False),
     "hello without an identity": Lie(FORBIDDEN, greets(identity=None), greets=False),
     "hello without a boot id": Lie(FORBIDDEN, greets(boot_id=""), greets=False),
     "hello of unknown digests": Lie(FORBIDDEN, greets(digests=[99]), greets=False),
@@ -126,11 +127,9 @@ LIES = {
 
 async def tell(target: str, slab_dir: Path, lie: Lie) -> str:
     """Say it in a session of its own; return the message or the status that ends it."""
-    channel = make_channel(target)
-    slab = SlabSegment.create(slab_dir, SLAB_BYTES, "impostor")
-    stub = transfer_pb2_grpc.PrefillServiceStub(channel)
-    try:
-        async with asyncio.timeout(ANSWER_LIMIT_S):
+    with served_slab(slab_dir, SLAB_BYTES, "impostor") as slab:
+        async with make_channel(target) as channel, asyncio.timeout(ANSWER_LIMIT_S):
+            stub = transfer_pb2_grpc.PrefillServiceStub(channel)
             offer = await stub.GetCapabilities(pb.PrefillServiceGetCapabilitiesRequest())
             me = Impostor(slab, offer.identity)
             call = stub.Transfer()
@@ -138,9 +137,6 @@ async def tell(target: str, slab_dir: Path, lie: Lie) -> str:
             for message in [me.hello(), *said] if lie.greets else said:
                 await call.write(message)
             return await _first_end(call)
-    finally:
-        slab.close()
-        await channel.close()
 
 
 async def _first_end(call: Any) -> str:

@@ -159,8 +159,8 @@ async def test_n3_n6_a_refused_peer_fails_requests_at_once(
 
     failure = caught.value
     assert (failure.reason, failure.metadata["cause"]) == ("PREFILL_UNAVAILABLE", "SLAB_NOT_SHARED")
-    assert [difference.field for difference in failure.differences] == ["slab.name"]
-    assert "slab.name: decode made it, prefill cannot open it" in failure.message
+    assert [difference.field for difference in failure.differences] == ["slab.socket"]
+    assert "slab.socket: decode made one, prefill cannot open it" in failure.message
     assert str(tmp_path) not in f"{failure} {failure.metadata} {failure.differences}"
 
 

@@ -1,8 +1,9 @@
-"""Slabs of running pairs (rows G1, G2, G5): who unlinks, what a small mount does, and two pairs at once."""
+"""Slabs of running pairs (rows G2, G5, G9): who unlinks, and what a host without room does."""
 
 from __future__ import annotations
 
 import ast
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -38,10 +39,10 @@ def test_g2_no_module_uses_a_resource_tracker() -> None:
     assert imported == set()
 
 
-async def test_g5_a_slab_that_does_not_fit_its_mount_is_an_error_at_start(
+async def test_g5_a_slab_that_does_not_fit_into_memory_is_an_error_at_start(
     dense: Configs, load: LoadPair
 ) -> None:
-    """G5: a slab larger than its directory is refused before the service listens, with both numbers."""
+    """G5: a slab larger than what is left is refused before the service listens, with both numbers."""
     huge = replace(dense[1], slab_bytes=1 << 60)
     service = DecodeService(huge, load(*dense).decode)
 
@@ -50,17 +51,18 @@ async def test_g5_a_slab_that_does_not_fit_its_mount_is_an_error_at_start(
 
     assert caught.value.field == "slab_bytes"
     assert str(1 << 60) in str(caught.value)
-    assert "bytes free" in str(caught.value)
+    assert "MiB are available" in str(caught.value)
     assert not Path(huge.listen.removeprefix("unix:")).exists()  # noqa: ASYNC240
 
 
 async def test_g9_left_overs_of_a_dead_owner_are_swept_at_start(
     dense: Configs, load: LoadPair, oracles: Callable[[str], Oracle]
 ) -> None:
-    """G9: a slab file nobody holds is removed when decode starts; other files are left alone."""
+    """G9: a socket nobody listens to is removed when decode starts; other files are left alone."""
     slab_dir = Path(dense[1].slab_dir)
-    left_over, foreign = slab_dir / f"kvspan-{'0' * 24}.slab", slab_dir / "notes.txt"
-    left_over.write_bytes(bytes(8192))
+    left_over, foreign = slab_dir / f"kvspan-{'0' * 24}.sock", slab_dir / "notes.txt"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(left_over))
     foreign.write_text("mine")
     async with running_pair(*dense, load(*dense)) as pair:
         assert [path.name for path in slab_dir.iterdir()] == ["notes.txt"]  # noqa: ASYNC240

@@ -44,6 +44,7 @@ from prefill_service.queue import JobQueue
 from tests.support.decoding import GEOMETRY, TOKENIZER
 from tests.support.fakes import CountingBackend, PatternEngine
 from tests.support.sessions import make_hello, make_identity, make_offer
+from tests.support.slabs import make_slabs
 
 if TYPE_CHECKING:
     from common.model.prefill import ChunkedPrefill
@@ -284,7 +285,7 @@ async def memory_pair(
     core = DecodeCore(Owners(TOKENIZER, admission, step_loop, router, policy, clock, Random(3), journal))
 
     queue: JobQueue[Job] = JobQueue()
-    prefill = PeerContext(OFFER, slab_dir, queue, clock, 30.0, 30.0)
+    prefill = PeerContext(OFFER, slab_dir, make_slabs(), queue, clock, 30.0, 30.0)
     decode = SessionContext(importer, on_change, clock, journal)
     pair = MemoryPair(
         core=core,

@@ -21,6 +21,7 @@ from tests.support.clock import ManualClock
 from tests.support.factories import make_geometry
 from tests.support.fakes import PatternEngine
 from tests.support.sessions import GRANULARITY, make_hello, make_offer, make_start
+from tests.support.slabs import make_slabs, served_slab
 
 SLAB_BYTES = 65_536
 CHUNK_TOKENS = GRANULARITY.chunk_tokens
@@ -104,8 +105,8 @@ def make_peer_desk(slab_dir: Path, queue: JobQueue[Job] | None = None, number: i
     """Yield a session that waits for Hello; needs a running event loop."""
     queue = queue if queue is not None else JobQueue()
     idle: list[DecodePeer] = []
-    context = PeerContext(make_offer(), slab_dir, queue, ManualClock(10), 3.0, 7.0)
-    with SlabSegment.create(slab_dir, SLAB_BYTES, "decode-boot") as slab:
+    context = PeerContext(make_offer(), slab_dir, make_slabs(), queue, ManualClock(10), 3.0, 7.0)
+    with served_slab(slab_dir, SLAB_BYTES, "decode-boot") as slab:
         yield PeerDesk(slab, context, DecodePeer(number, context, idle.append), idle)
 
 

@@ -33,10 +33,9 @@ from common.session.messages import (
     SpanSealed,
     StartPrefill,
     TransferMode,
-    VersionRange,
     Welcome,
 )
-from common.session.negotiation import PrefillOffer
+from common.session.negotiation import PROTOCOL_VERSIONS, PrefillOffer
 from common.session.prefill_side import PrefillSession
 from tests.support.factories import make_geometry
 
@@ -64,7 +63,7 @@ def make_identity(geometry: KVGeometry | None = None) -> PeerIdentity:
 def make_hello(identity: PeerIdentity | None = None) -> Hello:
     """Return a Hello that fits `make_offer` of the same identity."""
     return Hello(
-        versions=VersionRange(1, 1),
+        versions=PROTOCOL_VERSIONS,
         boot_id="decode-boot",
         identity=identity if identity is not None else make_identity(),
         modes=tuple(TransferMode),
@@ -76,7 +75,7 @@ def make_hello(identity: PeerIdentity | None = None) -> Hello:
 def make_offer(identity: PeerIdentity | None = None) -> PrefillOffer:
     """Return what a prefill service of the same identity brings."""
     return PrefillOffer(
-        versions=VersionRange(1, 1),
+        versions=PROTOCOL_VERSIONS,
         boot_id="prefill-boot",
         identity=identity if identity is not None else make_identity(),
         modes=tuple(TransferMode),
@@ -93,7 +92,7 @@ def make_welcome(identity: PeerIdentity | None = None) -> Welcome:
     """Return the Welcome that answers `make_hello`."""
     offer = make_offer(identity)
     return Welcome(
-        version=1,
+        version=PROTOCOL_VERSIONS.maximum,
         boot_id=offer.boot_id,
         identity=offer.identity,
         modes=offer.modes,

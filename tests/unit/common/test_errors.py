@@ -67,14 +67,14 @@ EXAMPLES: tuple[tuple[KVSpanError, dict[str, str]], ...] = (
     (errors.PeerUnavailable("no session"), {"problem": "no session"}),
     (
         errors.PeerUnavailable(
-            "SLAB_NOT_SHARED: slab.name: decode a, prefill b",
+            "SLAB_NOT_SHARED: slab.socket: decode a, prefill b",
             cause="SLAB_NOT_SHARED",
-            differences=[errors.Difference("slab.name", "a", "b")],
+            differences=[errors.Difference("slab.socket", "a", "b")],
         ),
         {
-            "problem": "SLAB_NOT_SHARED: slab.name: decode a, prefill b",
+            "problem": "SLAB_NOT_SHARED: slab.socket: decode a, prefill b",
             "cause": "SLAB_NOT_SHARED",
-            "differences": "slab.name: decode a, prefill b",
+            "differences": "slab.socket: decode a, prefill b",
         },
     ),
     (errors.PrefillEngineFailed("no memory"), {"problem": "no memory"}),

@@ -38,12 +38,12 @@ async def test_hello_maps_the_slab_and_answers_with_its_nonce(desk: PeerDesk) ->
 
 async def test_a_slab_that_cannot_be_mapped_is_refused_by_name(desk: PeerDesk) -> None:
     """The two services do not share the slab directory."""
-    name = "kvspan-000000000000000000000000.slab"
+    name = "kvspan-000000000000000000000000.sock"
     hello = make_hello()
 
     desk.peer.receive(replace(hello, slab=SlabHandle(name, 65_536, hello.slab.layout)))
 
-    with pytest.raises(SlabNotShared, match=r"slab\.name: .* prefill cannot open it in --slab-dir"):
+    with pytest.raises(SlabNotShared, match=r"slab\.socket: .* prefill cannot open it in --slab-dir"):
         await desk.peer.map_slab()
 
 

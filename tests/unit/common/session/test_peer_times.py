@@ -99,7 +99,7 @@ def test_a_clock_that_is_wrong_in_one_span_is_believed_in_nothing(written_ns: in
 
     assert engine_ns(times, RIGHT) == (ASKED_NS, ENDED_NS)
     assert times.problem == (
-        f"written_ns={written_ns}, told_ns={sealed_ns}, asked at {ASKED_NS} and heard at {HEARD_NS}"
+        f"written_ns={written_ns}, sealed_ns={sealed_ns}, asked at {ASKED_NS} and heard at {HEARD_NS}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import tempfile
 from collections.abc import Iterator
@@ -42,13 +43,24 @@ def test_every_page_is_there_and_no_byte_has_changed(
 ) -> None:
     """By the kernel, and page by page where that does not know how."""
     if not can_advise:
-        monkeypatch.setattr(module, "_advise", lambda mapping: False)
+        monkeypatch.setattr(module, "_advise", lambda mapping: errno.EINVAL)
     assert resident_bytes(mapping) < SIZE
 
     populate(mapping)
 
     assert resident_bytes(mapping) == SIZE
     assert mapping[:8] == b"kept\0\0\0\0"
+
+
+def test_memory_that_is_not_there_is_an_error() -> None:
+    """And no signal that ends the process: the file became shorter than its mapping."""
+    with tempfile.TemporaryFile() as file:
+        file.truncate(SIZE)
+        with mmap.mmap(file.fileno(), SIZE) as longer:
+            file.truncate(0)
+
+            with pytest.raises(OSError, match="Bad address"):
+                populate(longer)
 
 
 def test_a_mapping_can_be_closed_afterwards(mapping: mmap.mmap) -> None:

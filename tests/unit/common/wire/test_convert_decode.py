@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from common.errors import RemoteProtocolError
-from common.session.messages import CancelPrefill, StartPrefill
+from common.errors import RemoteProtocolError, VersionMismatch
+from common.session.messages import CancelPrefill, Hello, StartPrefill
+from common.session.negotiation import negotiate
 from common.wire.convert import decode_message_from_proto, to_proto
 from kvspan.v1 import transfer_pb2 as pb
 from kvspan.v1.geometry_pb2 import DIGEST_KIND_OFF, TRANSFER_MODE_STREAM
+from tests.support.sessions import make_offer
 from tests.support.wire import make_hello_message, make_start_message
 
 
@@ -34,7 +36,7 @@ def test_hello_is_refused_when_a_part_is_missing(part: str) -> None:
     ("part", "field"),
     [
         (pb.Hello(boot_id="x" * 1025), "boot_id is '1025 characters'"),
-        (pb.Hello(slab={"name": "x" * 1025}), "slab.name is '1025 characters'"),
+        (pb.Hello(slab={"socket": "x" * 1025}), "slab.socket is '1025 characters'"),
         (pb.Hello(modes=[TRANSFER_MODE_STREAM] * 65), "modes is '67 entries'"),
         (pb.Hello(digests=[DIGEST_KIND_OFF] * 65), "digests is '67 entries'"),
     ],
@@ -59,13 +61,25 @@ def test_words_for_people_are_cut() -> None:
     assert (len(cancel.cause), len(start.request_id)) == (1024, 1024)
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "../etc/passwd", "/dev/shm/x", "a\0b"])
-def test_hello_is_refused_when_its_slab_leaves_the_slab_directory(name: str) -> None:
-    """A slab is named by a file name, so that no peer can make us open another file."""
+def test_a_hello_of_version_1_is_refused_by_its_versions() -> None:
+    """It names no socket, which must not hide what is wrong with it."""
     proto = to_proto(make_hello_message())
-    proto.hello.slab.name = name
+    proto.hello.slab.ClearField("socket")
+    proto.hello.versions.maximum = proto.hello.versions.minimum = 1
+    hello = decode_message_from_proto(proto)
+    assert isinstance(hello, Hello)
 
-    with pytest.raises(RemoteProtocolError, match=r"hello\.slab\.name"):
+    with pytest.raises(VersionMismatch, match=r"protocol: decode 1\.\.1, prefill 2\.\.2"):
+        negotiate(hello, make_offer())
+
+
+@pytest.mark.parametrize("name", [".", "..", "../etc/passwd", "/dev/shm/x", "a\0b"])
+def test_hello_is_refused_when_its_slab_leaves_the_slab_directory(name: str) -> None:
+    """A slab is named by the file name of its socket, so that no peer can make us open another file."""
+    proto = to_proto(make_hello_message())
+    proto.hello.slab.socket = name
+
+    with pytest.raises(RemoteProtocolError, match=r"hello\.slab\.socket"):
         decode_message_from_proto(proto)
 
 

@@ -110,7 +110,7 @@ def test_lost_kv_is_not_offered_for_retry() -> None:
 
 def test_missing_session_tells_why_the_peers_do_not_fit() -> None:
     """The cause stands beside the reason, and each difference as in the refusal itself."""
-    difference = errors.Difference("slab.name", "made it", "cannot open it")
+    difference = errors.Difference("slab.socket", "made one", "cannot open it")
     error = errors.PeerUnavailable("no session", cause="SLAB_NOT_SHARED", differences=[difference])
 
     details = details_of(to_status(error))
@@ -118,8 +118,8 @@ def test_missing_session_tells_why_the_peers_do_not_fit() -> None:
     assert details["ErrorInfo"].reason == "PREFILL_UNAVAILABLE"  # type: ignore[attr-defined]
     assert details["ErrorInfo"].metadata["cause"] == "SLAB_NOT_SHARED"  # type: ignore[attr-defined]
     (violation,) = details["PreconditionFailure"].violations  # type: ignore[attr-defined]
-    assert (violation.type, violation.subject) == ("SLAB_NOT_SHARED", "slab.name")
-    assert violation.description == "decode made it, prefill cannot open it"
+    assert (violation.type, violation.subject) == ("SLAB_NOT_SHARED", "slab.socket")
+    assert violation.description == "decode made one, prefill cannot open it"
 
 
 def test_status_names_the_request_that_it_ends() -> None:

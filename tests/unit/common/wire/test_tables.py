@@ -26,7 +26,9 @@ ELSEWHERE = {
 }
 """Fields of the wire that are no attribute of the message: compared, or for people alone."""
 
-SLAB = Table(pb.SlabHandle, SlabHandle, name=TEXT, size_bytes=COUNT.named("size_bytes"), layout=PLAIN)
+SLAB = Table(
+    pb.SlabHandle, SlabHandle, socket=TEXT.named("name"), size_bytes=COUNT.named("size_bytes"), layout=PLAIN
+)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -52,13 +54,13 @@ def test_every_message_of_a_stream_is_converted() -> None:
 def test_a_field_is_named_by_its_path_and_its_wire_name() -> None:
     """Whoever wrote the other side looks for the name in the contract."""
     with pytest.raises(RemoteProtocolError, match=r"^hello\.slab\.size_bytes is 0: must be in"):
-        SLAB.read("hello.slab", pb.SlabHandle(name="x"))
+        SLAB.read("hello.slab", pb.SlabHandle(socket="x"))
 
 
 def test_an_entry_of_a_list_is_named_by_its_index() -> None:
     """One of several thousand layers can be found."""
-    with pytest.raises(RemoteProtocolError, match=r"^x\[1\]\.name is '': must not be empty"):
-        list_of(SLAB.as_part(), 2).read("x", [pb.SlabHandle(name="x", size_bytes=1), pb.SlabHandle()])
+    with pytest.raises(RemoteProtocolError, match=r"^x\[1\]\.socket is '': must not be empty"):
+        list_of(SLAB.as_part(), 2).read("x", [pb.SlabHandle(socket="x", size_bytes=1), pb.SlabHandle()])
 
 
 def test_values_that_make_no_sense_together_are_all_named() -> None:

@@ -9,7 +9,7 @@ from common.wire.failure import FailureDetails, RemoteFailure
 from decode_service.prefill.peer_problem import MAX_DIFFERENCES, PeerProblem, problem_of, unavailable
 
 PAGES = Difference("geometry.page_tokens", "64", "32")
-NO_FILE = Difference("slab.name", "made it", "cannot open it in --slab-dir: No such file or directory")
+NO_FILE = Difference("slab.socket", "made one", "cannot open it in --slab-dir: No such file or directory")
 
 
 def unreachable(path: str) -> RemoteFailure:
@@ -64,7 +64,7 @@ def test_a_client_is_told_the_reason_of_every_peer_and_all_differences() -> None
 
     assert error.cause == "SLAB_NOT_SHARED, KV_GEOMETRY_MISMATCH"
     assert error.differences == (NO_FILE, PAGES)
-    assert str(error).count("slab.name: decode made it, prefill cannot open it") == 1
+    assert str(error).count("slab.socket: decode made one, prefill cannot open it") == 1
     assert "geometry.page_tokens: decode 64, prefill 32" in str(error)
 
 

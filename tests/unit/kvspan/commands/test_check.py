@@ -96,7 +96,7 @@ def make_status(**peer: Any) -> decode_pb2.GetStatusResponse:
 
 
 REFUSED = decode_pb2.SESSION_STATE_REFUSED
-NOT_SHARED = decode_pb2.FieldDifference(field="slab.name", decode_value="made it", prefill_value="no file")
+NOT_SHARED = decode_pb2.FieldDifference(field="slab.socket", decode_value="made it", prefill_value="no file")
 
 
 def test_an_open_session_shows_that_the_slab_is_shared() -> None:
@@ -114,7 +114,7 @@ def test_a_slab_that_is_not_shared_is_a_row_that_differs() -> None:
     )
 
     assert session_rows(status, "prefill-boot", {"protocol"}) == (
-        Row("slab.name", "made it", "no file", is_ok=False),
+        Row("slab.socket", "made it", "no file", is_ok=False),
     )
     assert problem_lines(status, "prefill-boot") == ["no session: SLAB_NOT_SHARED: peers do not fit"]
 
