@@ -24,8 +24,8 @@ from common.session.messages import (
     StartPrefill,
     TransferMode,
 )
-from tests.support.peer_parts import PageStore
-from tests.support.peers import SessionPair, Wish
+from tests.support.peer_parts import PageStore, Wish
+from tests.support.peers import SessionPair
 from tests.support.sessions import make_logits
 
 PAGE_BYTES = 4_096

@@ -17,8 +17,8 @@ from common.errors import (
 )
 from common.session.decode_side import SessionState
 from common.session.messages import TransferMode
-from tests.support.peer_parts import PageStore
-from tests.support.peers import SessionPair, Wish
+from tests.support.peer_parts import PageStore, Wish
+from tests.support.peers import SessionPair
 
 PAGE_BYTES = 4_096
 COPY_FAILED = EngineFailed("the copy engine was lost")

@@ -39,7 +39,6 @@ from decode_service.prefill.routing import Router
 from decode_service.request import Request
 from prefill_service.decode_peer import DecodePeer, PeerContext
 from prefill_service.engine_loop import EngineLoop
-from prefill_service.job import Job
 from prefill_service.queue import JobQueue
 from tests.support.decoding import GEOMETRY, TOKENIZER
 from tests.support.fakes import CountingBackend, PatternEngine
@@ -262,33 +261,26 @@ async def memory_pair(
     slab_dir: Path, policy: LossPolicy = LossPolicy.FAIL, num_peers: int = 1
 ) -> AsyncIterator[MemoryPair]:
     """Yield both services with an open session each; checks at the end that nothing is left."""
-    clock, journal = SystemClock(), WatchedJournal()
+    clock, journal, changed = SystemClock(), WatchedJournal(), asyncio.Event()
     cache, storage = KVCache(GEOMETRY, (NUM_PAGES,)), PagedStorage(GEOMETRY, (NUM_PAGES,))
-    changed = asyncio.Event()
 
     def on_freed(reservation: Reservation) -> None:
         journal.reservation_freed(reservation)
         changed.set()
-
-    backend, engine, local = CountingBackend(GEOMETRY), make_engine(), make_engine()
-    step_loop, importer = StepLoop(backend), Importer(GEOMETRY, storage, clock)
-    peers = tuple(MemoryPeer(f"memory-{number}") for number in range(num_peers))
 
     def on_change() -> None:
         admission.grant_waiting()
         router.note_change()
         changed.set()
 
+    backend, engine, local = CountingBackend(GEOMETRY), make_engine(), make_engine()
+    step_loop, importer = StepLoop(backend), Importer(GEOMETRY, storage, clock)
+    peers = tuple(MemoryPeer(f"memory-{number}") for number in range(num_peers))
     local_engine = LocalEngine(cast("ChunkedPrefill", local), storage, clock, journal, on_change)
     router = Router(local_engine, peers)
     admission = Admission(cache, router, NUM_LANES, QUEUE_LIMIT, on_freed)
-    core = DecodeCore(Owners(TOKENIZER, admission, step_loop, router, policy, clock, Random(3), journal))
-
-    queue: JobQueue[Job] = JobQueue()
-    prefill = PeerContext(OFFER, slab_dir, make_slabs(), queue, clock, 30.0, 30.0)
-    decode = SessionContext(importer, on_change, clock, journal)
     pair = MemoryPair(
-        core=core,
+        core=DecodeCore(Owners(TOKENIZER, admission, step_loop, router, policy, clock, Random(3), journal)),
         admission=admission,
         cache=cache,
         storage=storage,
@@ -299,26 +291,36 @@ async def memory_pair(
         changed=changed,
         journal=journal,
         slab_dir=slab_dir,
-        prefill=prefill,
-        decode=decode,
+        prefill=PeerContext(OFFER, slab_dir, make_slabs(), JobQueue(), clock, 30.0, 30.0),
+        decode=SessionContext(importer, on_change, clock, journal),
     )
-    engine_loop = EngineLoop(engine, OFFER.granularity, queue, clock)
+    try:
+        async with connected(pair):
+            yield pair
+            await pair.until_idle()
+    finally:
+        await local_engine.close()
+        await asyncio.to_thread(importer.stop)
+        await asyncio.to_thread(step_loop.stop)
+
+
+@asynccontextmanager
+async def connected(pair: MemoryPair) -> AsyncIterator[None]:
+    """Run the engine, with a session to each prefill service."""
+    prefill = pair.prefill
+    engine_loop = EngineLoop(pair.engine, OFFER.granularity, prefill.queue, prefill.clock)
     engine_task = asyncio.create_task(engine_loop.run())
-    for number in range(num_peers):
+    for number in range(len(pair.peers)):
         await pair.connect(number)
     try:
-        yield pair
-        await pair.until_idle()
+        yield
     finally:
-        for number, peer in enumerate(peers):
+        for number, peer in enumerate(pair.peers):
             if peer.last.is_open:
                 pair.cut(number)
         await asyncio.gather(*pair.tasks)
         engine_task.cancel()
         await asyncio.gather(engine_task, return_exceptions=True)
-        await local_engine.close()
-        await asyncio.to_thread(importer.stop)
-        await asyncio.to_thread(step_loop.stop)
 
 
 def make_engine() -> PatternEngine:

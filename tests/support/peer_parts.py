@@ -1,4 +1,4 @@
-"""The parties around two session machines that move bytes: an engine that writes, pages that keep.
+"""The parties around two session machines that move bytes: an engine, pages, and what is held of a transfer.
 
 Theory of operation: every cell (one row of one layer, position and kind) of a transfer has its own bytes,
 so that a byte in the wrong place never passes. The engine writes a span in two halves; what it may touch
@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from common.errors import Cancelled, EngineFailed, LeaseExpired
+from common.errors import Cancelled, EngineFailed, KVSpanError, LeaseExpired
+from common.kv.coverage import Coverage
 from common.kv.digest import DigestKind, digest
 from common.kv.plan import PlannedSpan, SpanGranularity, SpanPlan, plan_spans
 from common.kv.ranges import Range
@@ -35,14 +36,16 @@ DIGEST = DigestKind.XXH3_64
 PAD = 0x5A
 """What an engine leaves between parts."""
 
+Cell = tuple[int, int, int, bool]
+"""Group, group layer, position, whether it is a value."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One cell of a span: where it lies in the span, and which it is."""
 
     source: Range
-    cell: tuple[int, int, int, bool]
-    """Group, group layer, position, whether it is a value."""
+    cell: Cell
 
 
 def rows(span: Span | PlannedSpan) -> list[Row]:
@@ -59,7 +62,7 @@ def rows(span: Span | PlannedSpan) -> list[Row]:
     return found
 
 
-def cell_bytes(owner: str, cell: tuple[int, int, int, bool]) -> bytes:
+def cell_bytes(owner: str, cell: Cell) -> bytes:
     """Return what the model computes for a cell of a transfer."""
     size = GROUPS[cell[0]].row_bytes
     return hashlib.blake2b(f"{owner}/{cell}".encode(), digest_size=size).digest()
@@ -279,3 +282,55 @@ def _make_ring(plan: SpanPlan, start: StartPrefill, stop: threading.Event) -> Cr
     if plan.total_bytes <= start.slot_size:
         return None
     return CreditRing(ring_shares(plan, start.slot_size), CreditTerms(0, stop, ManualClock()))
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a test asks a transfer to be."""
+
+    prompt_len: int
+    first_token: int
+    mode: TransferMode
+    is_tight: bool
+    """Whether the slot holds only the largest span of each group, so that credit is needed; not DEFERRED."""
+
+
+@dataclass(slots=True)
+class TransferRecord:
+    """What the decode service holds for one transfer, and what its session said of it."""
+
+    start: StartPrefill
+    slot: Slot
+    pages: Slot
+    offsets: dict[Cell, int]
+    """Where each required cell lies in the pages."""
+
+    coverage: Coverage
+    has_accepted_end: bool = False
+    """Whether the session accepted its Done: then only this side can fail it."""
+
+    is_complete: bool = False
+    is_published: bool = False
+    is_drained: bool = False
+    error: KVSpanError | None = None
+
+
+@dataclass(slots=True)
+class Import:
+    """One copy of the importer; half done once `has_begun`."""
+
+    span: Span
+    staged: bytearray = field(default_factory=bytearray)
+    has_begun: bool = False
+
+
+def place_cells(wish: Wish) -> tuple[dict[Cell, int], int]:
+    """Return where each cell that a transfer requires lies in its pages, and the bytes of all."""
+    offsets: dict[Cell, int] = {}
+    size = 0
+    for group, tokens in zip(GROUPS, GEOMETRY.required(wish.first_token, wish.prompt_len), strict=True):
+        for layer in range(group.num_layers):
+            for cell in ((group.group_index, layer, t, v) for t in tokens for v in (False, True)):
+                offsets[cell] = size
+                size += group.row_bytes
+    return offsets, size

@@ -12,7 +12,7 @@ Ownership: pages belong to a `PageStore`, which outlives its sessions as the cac
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from common.errors import Cancelled, ChecksumMismatch, EngineFailed, KVSpanError, LeaseExpired, PeerLost
 from common.kv.coverage import Coverage
@@ -20,7 +20,6 @@ from common.kv.digest import digest
 from common.kv.plan import plan_spans
 from common.kv.ranges import Range
 from common.kv.ring import minimum_ring
-from common.kv.spans import Span
 from common.session.actions import (
     AttachSlab,
     DecodeAction,
@@ -41,19 +40,23 @@ from common.session.actions import (
 )
 from common.session.decode_side import WELCOMED, DecodeSession, SessionState
 from common.session.identity import Numerics
-from common.session.messages import DecodeMessage, PrefillDone, PrefillMessage, StartPrefill, TransferMode
+from common.session.messages import DecodeMessage, PrefillDone, PrefillMessage, StartPrefill
 from common.session.prefill_side import PrefillSession
 from common.session.prefill_states import PrefillState
 from common.session.transfer_states import END_ACCEPTED
-from common.slab.allocator import Slot, SlotAllocator
+from common.slab.allocator import SlotAllocator
 from tests.support.peer_parts import (
     DIGEST,
     GEOMETRY,
     GRANULARITY,
     GROUPS,
     FakeEngine,
+    Import,
     PageStore,
+    TransferRecord,
+    Wish,
     cell_bytes,
+    place_cells,
     rows,
 )
 from tests.support.sessions import NONCE, make_hello, make_identity, make_offer
@@ -63,46 +66,6 @@ SLAB_BYTES = 1_600
 
 OURS = (Cancelled, ChecksumMismatch, EngineFailed)
 """Failures that happen on this side: a client that goes, bytes that do not match, a copy that breaks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What a test asks a transfer to be."""
-
-    prompt_len: int
-    first_token: int
-    mode: TransferMode
-    is_tight: bool
-    """Whether the slot holds only the largest span of each group, so that credit is needed; not DEFERRED."""
-
-
-@dataclass(slots=True)
-class TransferRecord:
-    """What the decode service holds for one transfer, and what its session said of it."""
-
-    start: StartPrefill
-    slot: Slot
-    pages: Slot
-    offsets: dict[tuple[int, int, int, bool], int]
-    """Where each required cell lies in the pages."""
-
-    coverage: Coverage
-    has_accepted_end: bool = False
-    """Whether the session accepted its Done: then only this side can fail it."""
-
-    is_complete: bool = False
-    is_published: bool = False
-    is_drained: bool = False
-    error: KVSpanError | None = None
-
-
-@dataclass(slots=True)
-class Import:
-    """One copy of the importer; half done once `has_begun`."""
-
-    span: Span
-    staged: bytearray = field(default_factory=bytearray)
-    has_begun: bool = False
 
 
 class SessionPair:
@@ -131,7 +94,7 @@ class SessionPair:
 
     def start(self, wish: Wish) -> bool:
         """Reserve pages and slot, then start a transfer; nothing when something is full."""
-        cells = self._place_cells(wish)
+        cells = place_cells(wish)
         plan = plan_spans(GEOMETRY, wish.first_token, wish.prompt_len, GRANULARITY)
         slot_bytes = minimum_ring(plan) if wish.is_tight else plan.total_bytes
         is_full = self.decode.statistics().num_transfers == 3
@@ -296,17 +259,6 @@ class SessionPair:
             assert record.is_drained
             assert record.is_published != (record.error is not None)
         assert set(self.num_idle.values()) == {1 if self.is_broken else 0}
-
-    def _place_cells(self, wish: Wish) -> tuple[dict[tuple[int, int, int, bool], int], int]:
-        offsets: dict[tuple[int, int, int, bool], int] = {}
-        size = 0
-        required = GEOMETRY.required(wish.first_token, wish.prompt_len)
-        for group, tokens in zip(GROUPS, required, strict=True):
-            for layer in range(group.num_layers):
-                for cell in ((group.group_index, layer, t, v) for t in tokens for v in (False, True)):
-                    offsets[cell] = size
-                    size += group.row_bytes
-        return offsets, size
 
     def _check_engine_write(self, start: StartPrefill) -> None:
         """Rule 4: what an engine writes into is its own until it said that it has ended."""
