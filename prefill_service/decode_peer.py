@@ -247,5 +247,5 @@ class DecodePeer:
             self._slab.close()
             self._slab = None
         self._context.queue.forget(self._number)
-        self._context.totals.add_session(self.statistics())
+        self._context.totals.ignored += self.statistics().ignored
         self._on_idle(self)

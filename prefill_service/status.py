@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -53,7 +54,7 @@ def _session(peer: DecodePeer, context: PeerContext) -> pb.PrefillSessionStatus:
         num_running=counts.num_jobs - counts.num_queued,
         num_sealed_spans=counts.sealed_spans,
         goes_last=context.queue.is_last(peer.number),
-        ignored=_ignored([counts]),
+        ignored=pb.IgnoredCounts(**asdict(counts.ignored)),
     )
 
 
@@ -91,14 +92,5 @@ def _totals(totals: Totals, live: Sequence[PrefillSessionStatistics]) -> pb.Pref
         refused=totals.refused,
         sealed_spans=totals.sealed_spans,
         sealed_bytes=totals.sealed_bytes,
-        ignored=_ignored([totals, *live]),
-    )
-
-
-def _ignored(counts: Sequence[Totals | PrefillSessionStatistics]) -> pb.IgnoredCounts:
-    return pb.IgnoredCounts(
-        unknown_messages=sum(one.unknown_messages for one in counts),
-        repeated_starts=sum(one.repeated_starts for one in counts),
-        ignored_releases=sum(one.ignored_releases for one in counts),
-        dropped_spans=sum(one.dropped_spans for one in counts),
+        ignored=pb.IgnoredCounts(**asdict(sum((one.ignored for one in live), totals.ignored))),
     )

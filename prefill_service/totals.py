@@ -10,10 +10,10 @@ it counts, event loop only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.errors import InvariantViolation
-from common.session.prefill_side import PrefillSessionStatistics
+from common.session.prefill_side import IgnoredCounts
 
 
 @dataclass(slots=True)
@@ -46,19 +46,8 @@ class Totals:
     sealed_spans: int = 0
     sealed_bytes: int = 0
 
-    unknown_messages: int = 0
-    """This and the three below: of sessions that are gone; see `PrefillSessionStatistics`."""
-
-    repeated_starts: int = 0
-    ignored_releases: int = 0
-    dropped_spans: int = 0
-
-    def add_session(self, counts: PrefillSessionStatistics) -> None:
-        """Keep what was ignored of a session of which nothing is left."""
-        self.unknown_messages += counts.unknown_messages
-        self.repeated_starts += counts.repeated_starts
-        self.ignored_releases += counts.ignored_releases
-        self.dropped_spans += counts.dropped_spans
+    ignored: IgnoredCounts = field(default_factory=IgnoredCounts)
+    """By sessions of which nothing is left."""
 
     def check_integrity(self, num_live: int) -> None:
         """Raise `InvariantViolation` when the transfers that live are not those that have not ended."""

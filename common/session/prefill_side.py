@@ -15,7 +15,7 @@ Not here: the queue over all sessions (`prefill_service/queue.py`), gRPC, memory
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 
 from common.errors import (
@@ -68,6 +68,26 @@ SHUTTING_DOWN = "the prefill service is shutting down"
 """What decode is told when prefill leaves."""
 
 
+@dataclass(slots=True)
+class IgnoredCounts:
+    """What had no effect, of one session or of several."""
+
+    unknown_messages: int = 0
+    """Named no live job: late or wrong."""
+
+    repeated_starts: int = 0
+    """Named a live job: any answer would be taken for the end of that job."""
+
+    ignored_releases: int = 0
+    """Named a span that was not sealed or was released before."""
+
+    dropped_spans: int = 0
+    """Written after a cancel and never sealed."""
+
+    def __add__(self, other: IgnoredCounts) -> IgnoredCounts:
+        return IgnoredCounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillSessionStatistics:
     """Counts of one session."""
@@ -88,17 +108,7 @@ class PrefillSessionStatistics:
     pinned_bytes: int
     """Slab bytes of those jobs."""
 
-    unknown_messages: int
-    """Named no live job: late or wrong, ignored."""
-
-    repeated_starts: int
-    """Named a live job: ignored, since any answer would be taken for the end of that job."""
-
-    dropped_spans: int
-    """Written after a cancel and never sealed."""
-
-    ignored_releases: int
-    """Named a span that was not sealed or was released before."""
+    ignored: IgnoredCounts
 
 
 class PrefillSession:
@@ -117,8 +127,7 @@ class PrefillSession:
         # Invariant: every id ever started is at most this; ids ascend and are never used twice.
         self._has_to_leave = False
         # Invariant: on the way into OPEN it tells whether an end came while nobody was there to hear it.
-        self._unknown = self._repeated = self._dropped = 0
-        self._ignored_releases = 0
+        self._ignored = IgnoredCounts()
 
     @property
     def state(self) -> PrefillState:
@@ -141,10 +150,7 @@ class PrefillSession:
             sum(job.state is JobState.QUEUED for job in jobs),
             sum(job.num_sealed for job in jobs),
             sum(len(job.slot) for job in jobs),
-            self._unknown,
-            self._repeated,
-            self._dropped,
-            self._ignored_releases,
+            replace(self._ignored),
         )
 
     def check_integrity(self) -> None:
@@ -166,7 +172,7 @@ class PrefillSession:
         the rules of the session; nothing changed, and the adapter ends the stream with that error.
         """
         if self._state is PrefillState.CLOSED:
-            self._unknown += 1
+            self._ignored.unknown_messages += 1
             return ()
         if isinstance(message, Hello):
             return self._greeted(message)
@@ -202,7 +208,7 @@ class PrefillSession:
         """The engine finished a span; seal it unless the job was cancelled."""
         job = self._jobs.get(span.transfer_id)
         if job is None or not job.seal(span.sequence):
-            self._dropped += 1
+            self._ignored.dropped_spans += 1
             return ()
         return (Send(SpanSealed(span)),)
 
@@ -276,7 +282,7 @@ class PrefillSession:
 
     def _started(self, start: StartPrefill) -> tuple[PrefillAction, ...]:
         if start.transfer_id in self._jobs:
-            self._repeated += 1
+            self._ignored.repeated_starts += 1
             return ()
         reason, problem = "START_REFUSED", self._problem(start)
         if self._state is PrefillState.LEAVING:
@@ -334,14 +340,14 @@ class PrefillSession:
     def _span_released(self, message: ReleaseSpan) -> tuple[PrefillAction, ...]:
         job = self._live(message)
         if job is None or not job.release(message.sequence):
-            self._ignored_releases += job is not None
+            self._ignored.ignored_releases += job is not None
             return ()
         return (ReturnCredit(message.transfer_id, message.sequence),)
 
     def _live(self, message: CancelPrefill | ReleaseSpan) -> PrefillJob | None:
         job = self._jobs.get(message.transfer_id)
         if job is None or job.start.attempt != message.attempt:
-            self._unknown += 1
+            self._ignored.unknown_messages += 1
             return None
         return job
 

@@ -116,7 +116,7 @@ async def test_a_running_job_says_cancelled_only_when_the_engine_has_ended(desk:
     await desk.run(job)
 
     assert await desk.said(1) == [PrefillCancelled(21, 1)]
-    assert desk.peer.statistics().dropped_spans == 6
+    assert desk.peer.statistics().ignored.dropped_spans == 6
     assert desk.peer.statistics().num_jobs == 0
 
 

@@ -1,11 +1,13 @@
 """Counts of a prefill service that outlive its sessions."""
 
+from typing import Any
+
 import pytest
 
 from common.errors import InvariantViolation
 from prefill_service.totals import Totals
 
-ENDS = {"done": 2, "failed": 3, "cancelled": 5, "expired": 7, "abandoned": 11}
+ENDS: dict[str, Any] = {"done": 2, "failed": 3, "cancelled": 5, "expired": 7, "abandoned": 11}
 
 
 def test_transfers_that_live_and_that_have_ended_are_those_accepted() -> None:

@@ -43,7 +43,7 @@ class Desk:
 
     def counted(self) -> dict[str, int]:
         """Return the counts that are not 0."""
-        counts = {name: getattr(self.totals, name) for name in Totals.__slots__}
+        counts = {name: getattr(self.totals, name) for name in Totals.__slots__ if name != "ignored"}
         return {name: count for name, count in counts.items() if count}
 
 

@@ -167,7 +167,7 @@ def test_a_message_after_the_end_is_counted_and_ignored(message: DecodeMessage) 
     session = make_closed()
 
     assert session.receive(message) == ()
-    assert session.statistics().unknown_messages == 1
+    assert session.statistics().ignored.unknown_messages == 1
 
 
 def test_a_session_greets_attaches_and_welcomes() -> None:
@@ -230,7 +230,7 @@ def test_the_release_of_a_told_span_is_credit_once() -> None:
     assert session.receive(ReleaseSpan(21, 1, 1)) == (ReturnCredit(21, 1),)
     assert session.receive(ReleaseSpan(21, 1, 1)) == ()
 
-    assert session.statistics().ignored_releases == 1
+    assert session.statistics().ignored.ignored_releases == 1
 
 
 @pytest.mark.parametrize("make_job", [make_queued_job, make_running_job, make_stopping_job])
@@ -240,7 +240,7 @@ def test_a_span_that_was_not_told_gives_no_credit(make_job: Callable[[], Prefill
 
     assert session.receive(ReleaseSpan(21, 1, 0)) == ()
 
-    assert session.statistics().ignored_releases == 1
+    assert session.statistics().ignored.ignored_releases == 1
 
 
 @pytest.mark.parametrize("release", [ReleaseSpan(21, 2, 0), ReleaseSpan(22, 1, 0)])
@@ -251,4 +251,4 @@ def test_credit_of_another_attempt_or_of_no_job_is_unknown(release: ReleaseSpan)
 
     assert session.receive(release) == ()
 
-    assert session.statistics().unknown_messages == 1
+    assert session.statistics().ignored.unknown_messages == 1

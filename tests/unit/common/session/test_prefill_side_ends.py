@@ -77,7 +77,7 @@ def test_a_repeated_cancel_stops_the_engine_again_and_answers_once() -> None:
     assert session.receive(CANCEL) == (StopEngine(21),)
     assert finish_job(session) == (Send(PrefillCancelled(21, 1)),)
     assert session.receive(CANCEL) == ()
-    assert session.statistics().unknown_messages == 1
+    assert session.statistics().ignored.unknown_messages == 1
 
 
 @pytest.mark.parametrize("cancel", [replace(CANCEL, attempt=2), replace(CANCEL, transfer_id=22)])
@@ -86,7 +86,7 @@ def test_a_cancel_of_no_live_job_is_counted_and_ignored(cancel: CancelPrefill) -
     session = make_running_job()
 
     assert session.receive(cancel) == ()
-    assert session.statistics().unknown_messages == 1
+    assert session.statistics().ignored.unknown_messages == 1
     assert session.span_written(SPANS[0]) == (Send(SpanSealed(SPANS[0])),)
 
 
@@ -98,7 +98,7 @@ def test_spans_of_a_cancelled_job_are_dropped(has_ended: bool) -> None:
         finish_job(session)
 
     assert session.span_written(SPANS[0]) == ()
-    assert session.statistics().dropped_spans == 1
+    assert session.statistics().ignored.dropped_spans == 1
 
 
 def test_a_queued_job_that_expires_fails_at_once() -> None:
