@@ -21,6 +21,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from importlib.machinery import ExtensionFileLoader
+from types import FrameType
 from typing import Any, Self
 
 ExitNow = Callable[[int], object]
@@ -34,6 +36,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 EXIT_BY_SIGNAL = 128
 """Added to the number of a signal: what shells give a program that it ended."""
 
+LOOK_AGAIN_S = 0.02
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -41,7 +45,8 @@ class EarlyEnd:
     """Takes signals while a command runs that has no `Lifecycle`; a context.
 
     The first one raises SystemExit in the main thread, which leaves every context and so every file behind;
-    a second one ends the process at once.
+    a second one ends the process at once. While a native module is loaded the first one waits: what is raised
+    in those that it imports is swallowed, by torch for one, and half of a module is used.
     """
 
     def __init__(
@@ -51,22 +56,22 @@ class EarlyEnd:
         self._numbers = heard(numbers)
         self._exit_code = exit_code
         self._exit_now = exit_now
-        self._is_told = False
+        self._told: int | None = None
+        # Invariant: the exit code of the first signal.
         self._before: dict[signal.Signals, Any] = {}
         # Invariant: the handlers that were there, of the signals that are listened for.
 
     @property
     def is_told(self) -> bool:
         """Whether a signal came; a library that catches everything may have swallowed it."""
-        return self._is_told
+        return self._told is not None
 
-    def __call__(self, number: int, frame: object) -> None:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
         """Take one signal; see `signal.signal`."""
-        code = EXIT_BY_SIGNAL + number if self._exit_code is None else self._exit_code
-        if self._is_told:
-            self._exit_now(code)
-        self._is_told = True
-        raise SystemExit(code)
+        if self._told is not None:
+            self._exit_now(self._told)
+        self._told = EXIT_BY_SIGNAL + number if self._exit_code is None else self._exit_code
+        self._leave(0, frame)
 
     def __enter__(self) -> Self:
         # Only the main thread can; a command line that runs in another one is not ended by signals.
@@ -75,14 +80,30 @@ class EarlyEnd:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._is_told:
+        """Give the handlers back; when a signal came, raise SystemExit whatever became of the first."""
+        if self._told is not None:
             # The process is about to end: another signal must not change its exit code.
             atexit.register(_ignore_signals)
-            return
+            raise SystemExit(self._told)
         for number, handler in self._before.items():
             # A Lifecycle that was told leaves its own, for the same reason.
             if signal.getsignal(number) is self:
                 signal.signal(number, handler)
+
+    def _leave(self, _: int, frame: FrameType | None) -> None:
+        """End what runs, or look again in a moment while native code does; a Lifecycle may come before."""
+        if not any(signal.getsignal(number) is self for number in self._numbers):
+            return
+        if not _loads_native_module(frame):
+            raise SystemExit(self._told)
+        signal.signal(signal.SIGALRM, self._leave)
+        signal.setitimer(signal.ITIMER_REAL, LOOK_AGAIN_S)
+
+
+def _loads_native_module(frame: FrameType | None) -> bool:
+    while frame is not None and not isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
+        frame = frame.f_back
+    return frame is not None
 
 
 class Lifecycle:
