@@ -24,7 +24,7 @@ def excerpt(text: str, limit: int = SHOWN_CHARS) -> str:
 
 def around_difference(first: str, second: str, limit: int = SHOWN_CHARS) -> tuple[str, str]:
     """Return two texts as at most `limit` characters of each, with the place where they part."""
-    start = _common_length(first, second) - BEFORE_CHARS
+    start = common_length(first, second) - BEFORE_CHARS
     if start <= 0 or max(len(first), len(second)) <= limit:
         return excerpt(first, limit), excerpt(second, limit)
     return excerpt(MARK + first[start:], limit), excerpt(MARK + second[start:], limit)
@@ -42,7 +42,7 @@ def visible(text: str) -> str:
     return "".join(map(_shown, text))
 
 
-def _common_length(first: str, second: str) -> int:
+def common_length(first: str, second: str) -> int:
     """Return how many characters two texts begin with alike."""
     # Halving compares slices as native code does; a loop over megabytes of a peer would hold up all sessions.
     low, high = 0, min(len(first), len(second))

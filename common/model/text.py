@@ -1,21 +1,11 @@
-"""Text to token ids and back, whole or token by token.
-
-Theory of operation of `TextStream`: deltas are differences of decoded text over a short window of tokens.
-
-    | emitted tokens ... | context | pending |
-                           text of context is known to be final and was emitted
-
-Only two things can still change when another token comes: a last U+FFFD, which is how decoders show a
-character whose bytes are not all there, and a run of byte-fallback tokens, which is decoded as a whole. So
-these are held back, everything else is emitted, and the pending tokens become the next context. The
-concatenation of all deltas is `Tokenizer.decode` of all ids, even where the bytes are no valid text.
+"""Text to token ids and back.
 
 A chat template is a program of the model's author: its time is limited, and it is tried at start.
 
 A text that cannot fit is refused before it is tokenized. A long one is tokenized as a batch of one, during
 which other threads may run Python: `encode` of the backend lets none of them do so before it ends.
 
-Not here: stop strings (`stops.py`), what can fit (`text_bound.py`).
+Not here: the text of an answer, token by token (`text_stream.py`), what can fit (`text_bound.py`).
 """
 
 from __future__ import annotations
@@ -33,6 +23,7 @@ from common.model.chat_template import ChatTemplate
 from common.model.control_tokens import ControlTokens
 from common.model.template_files import default_template
 from common.model.text_bound import text_bound
+from common.model.token_bytes import TokenBytes
 from common.runtime.limited import run_limited
 
 LONG_TEXT_CHARS = 4000
@@ -46,8 +37,6 @@ TRIAL = ({"role": "user", "content": "Hello"},)
 
 TRIAL_TURNS = (*TRIAL, {"role": "assistant", "content": "Hello"}, *TRIAL)
 """The chat that shows what it puts around turns."""
-
-_INCOMPLETE = "\ufffd"
 
 
 class Tokenizer:
@@ -63,11 +52,10 @@ class Tokenizer:
             raise ConfigError("model", type(pretrained).__name__, "the tokenizer has no tokenizer.json form")
         self._pretrained = pretrained
         self._backend = pretrained.backend_tokenizer
-        names = (f"<0x{byte:02X}>" for byte in range(256))
-        ids = (self._backend.token_to_id(name) for name in names)
-        self._byte_ids = frozenset(token_id for token_id in ids if token_id is not None)
+        self._bytes = TokenBytes(self._backend)
         added = self._backend.get_added_tokens_decoder()
-        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._special_tokens = {token.content: one for one, token in added.items() if token.special}
+        self._special_ids = frozenset(self._special_tokens.values())
         # A tokenizer.json may say to cut or to fill a text: settings of whoever trained, not of the model.
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -83,6 +71,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Ids this tokenizer can produce, added tokens included; logits may be longer."""
         return len(self._pretrained)
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Ids of the tokens that are no text, by what they are called."""
+        return self._special_tokens
 
     def encode(self, text: str, *, is_literal: bool = False, max_tokens: int | None = None) -> list[int]:
         """Return the ids of a text, with the special tokens this model puts around one.
@@ -136,14 +129,18 @@ class Tokenizer:
         """Return the text of some ids without special tokens; ids without a token count for nothing."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
 
-    def ends_in_byte_run(self, token_ids: Sequence[int]) -> bool:
-        """Tell whether the last token that is text is a single byte, decoded only with its neighbours.
+    def is_text(self, token_id: int) -> bool:
+        """Tell whether decoding takes notice of a token: it is none that is special, and there is one."""
+        return token_id not in self._special_ids and self._backend.id_to_token(token_id) is not None
 
-        Tokens that are no text do not end a run: decoding drops them first.
-        """
-        if not self._byte_ids:
-            return False
-        return next((i in self._byte_ids for i in reversed(token_ids) if self._is_text(i)), False)
+    def bytes_of(self, token_id: int) -> bytes | None:
+        """Return the bytes that a token is decoded as, with its neighbours; None if it has its own text."""
+        return self._bytes.of(token_id)
+
+    @property
+    def has_byte_runs(self) -> bool:
+        """Whether tokens that are bytes and follow each other are decoded as a whole."""
+        return self._bytes.has_runs
 
     def _try(self, template: ChatTemplate) -> set[int]:
         """Return the added tokens that a template puts around the turns of a chat.
@@ -199,47 +196,8 @@ class Tokenizer:
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
-    def _is_text(self, token_id: int) -> bool:
-        return token_id not in self._special_ids and self._backend.id_to_token(token_id) is not None
-
 
 def _template_of(pretrained: PreTrainedTokenizerFast) -> ChatTemplate | None:
     """Return the template of a model for chats without tools; None also when none of several is that."""
     source = default_template(pretrained.chat_template)
     return None if source is None else ChatTemplate(source, pretrained.special_tokens_map)
-
-
-class TextStream:
-    """Turns the tokens of one sequence into text deltas that never split a character."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._context: list[int] = []
-        self._pending: list[int] = []
-        self._emitted_len = 0
-        """Characters of the window's text that were returned. Invariant: they are final."""
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        """Take the next tokens and return the text that became final, possibly none."""
-        self._pending += token_ids
-        if self._tokenizer.ends_in_byte_run(self._pending):
-            return ""
-        text = self._window_text()
-        final = text.removesuffix(_INCOMPLETE)
-        delta = final[self._emitted_len :]
-        if final == text and len(text) > self._emitted_len:
-            self._context, self._pending = self._pending, []
-            self._emitted_len = len(self._tokenizer.decode(self._context))
-        else:
-            self._emitted_len = max(self._emitted_len, len(final))
-        return delta
-
-    def flush(self) -> str:
-        """Return the text that was still held back; the sequence is over."""
-        text = self._window_text()
-        delta = text[self._emitted_len :]
-        self._emitted_len = len(text)
-        return delta
-
-    def _window_text(self) -> str:
-        return self._tokenizer.decode([*self._context, *self._pending])

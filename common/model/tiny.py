@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from common.model.source import TinyFamily
+from common.model.token_bytes import byte_symbols
 
 BOS_ID, EOS_ID, PAD_ID = 256, 257, 258
 VOCAB_SIZE = 259
@@ -108,7 +109,7 @@ def make_tiny(config: PreTrainedConfig, seed: int, dtype: torch.dtype) -> PreTra
 
 def make_byte_tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer with one token a byte; encoding starts with <bos>, and there is a chat template."""
-    symbols = _byte_symbols()
+    symbols = byte_symbols()
     backend = Tokenizer(models.BPE(vocab={symbol: byte for byte, symbol in enumerate(symbols)}, merges=[]))
     backend.add_special_tokens([AddedToken(text, special=True) for text in _SPECIALS])
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -124,13 +125,3 @@ def make_byte_tokenizer() -> PreTrainedTokenizerFast:
         chat_template=_CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
-
-
-def _byte_symbols() -> list[str]:
-    """Return the printable character that byte-level tokenizers use for each byte.
-
-    Printable Latin-1 bytes stand for themselves, the others take the code points from 256 on, in order.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    spare = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(spare)) for byte in range(256)]

@@ -2,7 +2,8 @@
 
 Theory of operation: `accept` takes logits and gives one `TokenEvent`. Ends are checked for every token, the
 first one included, in this order: stop id (its text is not shown), stop string, length. Text is held back
-while it may still be part of a character or of a stop string, and flushed with the last token.
+while it may still be part of a character or of a stop string, and comes with the last token; bytes that only
+begin a character never do.
 
 Ownership: made on the event loop, then used by the step loop alone.
 """
@@ -15,7 +16,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from common.model.stops import StopMatcher
-from common.model.text import TextStream, Tokenizer
+from common.model.text import Tokenizer
+from common.model.text_stream import TextStream
 from decode_service.generate.sampling import SampledToken, Sampler
 from decode_service.request import Request
 
@@ -48,7 +50,7 @@ class Answer:
         """Start; `rng` seeds the sampling of a request that brings no seed."""
         self._request = request
         self._sampler = Sampler(request.sampling, request.prompt_ids, rng)
-        self._text = TextStream(tokenizer)
+        self._text = TextStream(tokenizer, request.prompt_ids)
         self._stops = StopMatcher(request.stop)
         self._num_tokens = 0
         self._finish: FinishReason | None = None

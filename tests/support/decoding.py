@@ -52,9 +52,9 @@ def make_request(
     )
 
 
-def make_answer(request: Request) -> Answer:
+def make_answer(request: Request, tokenizer: Tokenizer = TOKENIZER) -> Answer:
     """Return the state of its tokens before the first."""
-    return Answer(request, TOKENIZER, Random(5))
+    return Answer(request, tokenizer, Random(5))
 
 
 def logits_of(token_id: int) -> Tensor:

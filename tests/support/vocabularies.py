@@ -67,6 +67,27 @@ def make_scored_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+def make_fallback_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer as Llama's first: a first word loses its space, unknown characters are bytes."""
+    words = ["<eos>", "▁", "▁the", "▁cat", "s", "é"]
+    vocab = {word: index for index, word in enumerate([*words, *(f"<0x{byte:02X}>" for byte in range(256))])}
+    backend = Backend(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    backend.add_special_tokens([AddedToken("<eos>", special=True)])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
+
+
+def make_suffix_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer as CLIP's: the end of a word is written, and read as a space before the next."""
+    words = ["<end>", "a", "b</w>", "c</w>"]
+    backend = Backend(models.BPE({word: index for index, word in enumerate(words)}, []))
+    backend.decoder = decoders.BPEDecoder()
+    backend.add_special_tokens([AddedToken("<end>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+
+
 CONTROL = (
     "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|user|>",
     "<|assistant|>", "[INST]", "[/INST]",

@@ -3,12 +3,10 @@
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -16,31 +14,14 @@ from common.errors import ConfigError, InvalidRequest, PromptTooLong
 from common.excerpt import MARK, SHOWN_CHARS
 from common.model import text as text_module
 from common.model.demo import cache_folder, demo_checkpoint
-from common.model.text import LONG_TEXT_CHARS, TextStream, Tokenizer
+from common.model.text import LONG_TEXT_CHARS, Tokenizer
 from common.model.tiny import BOS_ID, EOS_ID, make_byte_tokenizer
+from tests.support.vocabularies import make_fallback_tokenizer
 
 BYTES = Tokenizer(make_byte_tokenizer())
 
 
-def make_fallback_tokenizer() -> Tokenizer:
-    """Return a tokenizer whose unknown characters are runs of byte tokens, with spaces inside the words."""
-    words = ["<eos>", "▁", "▁the", "▁cat", "s", "é"]
-    vocab = {word: index for index, word in enumerate([*words, *(f"<0x{byte:02X}>" for byte in range(256))])}
-    backend = Backend(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
-    backend.add_special_tokens([AddedToken("<eos>", special=True)])
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>"))
-
-
-FALLBACK = make_fallback_tokenizer()
-
-
-def stream(tokenizer: Tokenizer, pieces: Iterable[Sequence[int]]) -> list[str]:
-    """Return every delta of a stream that gets its tokens in these pieces."""
-    text = TextStream(tokenizer)
-    return [*(text.push(piece) for piece in pieces), text.flush()]
+FALLBACK = Tokenizer(make_fallback_tokenizer())
 
 
 def test_text_and_chat_get_the_model_s_special_tokens() -> None:
@@ -329,83 +310,6 @@ def test_the_vocabulary_is_that_of_the_tokenizer() -> None:
     assert BYTES.vocab_size == 259
 
 
-RUNS = [6 + byte for byte in "漢é".encode()]
-"""Five byte tokens of FALLBACK."""
-
-STREAMS: dict[str, tuple[Tokenizer, list[list[int]], list[str]]] = {
-    "a character comes whole with its last byte": (
-        BYTES,
-        [[byte] for byte in "a😀b".encode()],
-        ["a", "", "", "", "😀", "b", ""],
-    ),
-    "an unfinished character appears at the end only": (
-        BYTES,
-        [[byte] for byte in b"a\xf0\x9f"],
-        ["a", "", "", "\ufffd"],
-    ),
-    "of bytes that begin no character only the last is held": (
-        BYTES,
-        [[0xFF], [0xFF], [0xFF], [0x41]],
-        ["", "\ufffd", "\ufffd", "\ufffdA", ""],
-    ),
-    "a special token is no text": (BYTES, [[0xC3], [EOS_ID], [0xA9], [BOS_ID]], ["", "", "é", "", ""]),
-    "the space of the first word is dropped, once": (
-        FALLBACK,
-        [[2], [3], [4], [1], [3]],
-        ["the", " cat", "s", " ", " cat", ""],
-    ),
-    "a run of byte tokens comes when it ends": (
-        FALLBACK,
-        [[3], *([one] for one in RUNS[:3]), [4]],
-        ["cat", "", "", "", "漢s", ""],
-    ),
-    "a special token does not end a run": (
-        FALLBACK,
-        [[RUNS[3], 0], [RUNS[4]], [0], [4]],
-        ["", "", "", "és", ""],
-    ),
-    "an id without a token does not end a run": (
-        FALLBACK,
-        [[RUNS[3], 9999], [RUNS[4]], [9999], [4]],
-        ["", "", "", "és", ""],
-    ),
-}
-
-
-@pytest.mark.parametrize("rule", STREAMS)
-def test_the_deltas_of_a_stream(rule: str) -> None:
-    """The rule is the name of the case."""
-    tokenizer, pieces, deltas = STREAMS[rule]
-
-    assert stream(tokenizer, pieces) == deltas
-
-
-@given(st.lists(st.lists(st.integers(0, 258), max_size=5), max_size=40))
-def test_deltas_add_up_to_the_decoded_bytes(pieces: list[list[int]]) -> None:
-    """However the tokens come and whatever the bytes, the deltas are the decoded text."""
-    ids = [token for piece in pieces for token in piece]
-
-    assert "".join(stream(BYTES, pieces)) == BYTES.decode(ids)
-
-
-@given(st.text(), st.data())
-def test_no_delta_shows_half_a_character(text: str, data: st.DataObject) -> None:
-    """Deltas of valid text contain no U+FFFD that the text does not contain."""
-    ids = list(text.replace("\ufffd", "").encode())
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=6)))
-    pieces = [ids[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
-
-    assert not any("\ufffd" in delta for delta in stream(BYTES, pieces))
-
-
-@given(st.lists(st.lists(st.integers(0, 261), max_size=4), max_size=30))
-def test_deltas_add_up_with_byte_fallback(pieces: list[list[int]]) -> None:
-    """The same holds for runs of byte tokens, which turn invalid as a whole."""
-    ids = [token for piece in pieces for token in piece]
-
-    assert "".join(stream(FALLBACK, pieces)) == FALLBACK.decode(ids)
-
-
 @pytest.mark.demo
 def test_a_long_text_has_the_tokens_of_a_short_one_in_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with a vocabulary of words, and where some characters have no token."""
@@ -419,18 +323,3 @@ def test_a_long_text_has_the_tokens_of_a_short_one_in_the_demo_model(monkeypatch
     monkeypatch.setattr(text_module, "LONG_TEXT_CHARS", len(text))
 
     assert tokenizer.encode(text) == as_batch
-
-
-@pytest.mark.demo
-def test_demo_tokenizer_streams_emoji_whole() -> None:
-    """A real vocabulary splits emoji over tokens; every delta is still whole text."""
-    folder = demo_checkpoint(cache_folder(os.environ))
-    if folder is None:
-        pytest.skip("the demo model is not in the cache")
-    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True))
-    text = "wörld 😀👩‍👩‍👧 漢字 1234\n\n  end"
-
-    deltas = stream(tokenizer, [[token] for token in tokenizer.encode(text)])
-
-    assert "".join(deltas) == text
-    assert not any("\ufffd" in delta for delta in deltas)

@@ -3,10 +3,12 @@
 import pytest
 
 from common.errors import EngineFailed
+from common.model.text import Tokenizer
 from common.model.tiny import EOS_ID
 from decode_service.generate.answer import FinishReason
 from decode_service.request import Request
 from tests.support.decoding import generate, logits_of, make_answer, make_request
+from tests.support.vocabularies import make_fallback_tokenizer
 
 
 def test_tokens_become_text_until_the_length() -> None:
@@ -80,17 +82,18 @@ ENDS: dict[str, tuple[Request, bytes | list[int], list[str], FinishReason]] = {
         STOP,
     ),
     "a character is never split": (make_request(max_new_tokens=4), "🙂".encode(), ["", "", "", "🙂"], LENGTH),
-    "a character cut off by the length is flushed": (
+    "nor shown in part where the length cuts it off": (
         make_request(max_new_tokens=2),
         "a語".encode(),
-        ["a", "\ufffd"],
+        ["a", ""],
         LENGTH,
     ),
-    "flushed text may complete a stop string": (
+    "nor where a stop id does": (make_request(), [*"a語".encode()[:3], EOS_ID], ["a", "", "", ""], STOP),
+    "nor in a stop string": (
         make_request(max_new_tokens=2, stop=("a\ufffd",)),
         "a語".encode(),
-        ["", ""],
-        STOP,
+        ["", "a"],
+        LENGTH,
     ),
     "a stop string may have characters of several bytes": (
         make_request(max_new_tokens=9, stop=("é!",)),
@@ -110,6 +113,17 @@ def test_the_text_and_the_end_of_an_answer(rule: str) -> None:
 
     assert [event.text for event in events] == texts
     assert [event.finish for event in events] == [None] * (len(texts) - 1) + [finish]
+
+
+def test_text_that_is_shown_at_the_end_may_complete_a_stop_string() -> None:
+    """A run of byte tokens is decoded when it ends; that may be where the answer does."""
+    request = make_request(max_new_tokens=4, stop=("漢",))
+    answer = make_answer(request, Tokenizer(make_fallback_tokenizer()))
+
+    events = generate(answer, [3, *(6 + byte for byte in "漢".encode())])
+
+    assert [event.text for event in events] == [" cat", "", "", ""]
+    assert events[-1].finish is STOP
 
 
 def test_logits_that_are_no_numbers_raise() -> None:

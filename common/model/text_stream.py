@@ -1,0 +1,99 @@
+"""The text of an answer, token by token: what its tokens add to the text of the prompt.
+
+Theory of operation: what a token reads like depends on those before it: decoders drop the space of a first
+word, put one before all others, or make a character out of several tokens. So deltas are differences of
+decoded text over a window of tokens, which begins with the last ones of the prompt.
+
+    | context, of the prompt or shown | pending |
+      text of the window that was shown  ...  held back
+
+Only two things can still change when another token comes: a character whose last bytes are not there, and a
+run of byte-fallback tokens, which is decoded as a whole. These are held back. The concatenation of all deltas
+is what `Tokenizer.decode` makes of prompt and answer beyond what it makes of the prompt. Bytes at the very
+end that begin a character, and no more, are never text.
+
+Not here: stop strings (`stops.py`), which tokens are bytes (`token_bytes.py`).
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from common.excerpt import common_length
+from common.model.text import Tokenizer
+
+CONTEXT = 6
+"""Tokens, as many as decoders look back at: one for the space between two, more where those are spaces."""
+
+_INCOMPLETE = "\ufffd"
+"""How decoders show bytes that begin a character and do not end it."""
+
+
+class TextStream:
+    """Turns the tokens of one answer into text deltas that never split a character.
+
+    Takes the same time for each token, however many came before.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._window: list[int] = []
+        # Invariant: tokens that are text; others are dropped by decoding, wherever they stand.
+        self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_in_run = False
+        self._take(self._tail(prompt_ids))
+        self._shown = tokenizer.decode(self._window)
+        # Invariant: what the window's text begins with and was returned, or is the prompt's.
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Take the next tokens and return the text that became final, possibly none."""
+        self._take(token_ids)
+        return "" if self._is_in_run else self._show()
+
+    def flush(self) -> str:
+        """Return the text that was still held back; the answer is over."""
+        if self._is_in_run:
+            # Else the begun character would take the whole run with it.
+            del self._window[len(self._window) - len(self._begun()) :]
+            self._bytes.reset()
+        return self._show()
+
+    def _take(self, token_ids: Sequence[int]) -> None:
+        for token_id in filter(self._tokenizer.is_text, token_ids):
+            part = self._tokenizer.bytes_of(token_id)
+            if part is None:
+                self._bytes.reset()
+            else:
+                self._bytes.decode(part)
+            self._is_in_run = part is not None and self._tokenizer.has_byte_runs
+            self._window.append(token_id)
+
+    def _show(self) -> str:
+        text = self._tokenizer.decode(self._window)
+        if self._begun():
+            text = text.removesuffix(_INCOMPLETE)
+        # They part where the answer completes a character that the prompt begins.
+        delta = text[common_length(self._shown, text) :]
+        if delta:
+            self._shown = text
+        if len(self._window) > 2 * CONTEXT and not self._begun():
+            self._window = self._window[-CONTEXT:]
+            self._shown = self._tokenizer.decode(self._window)
+        return delta
+
+    def _begun(self) -> bytes:
+        """Return the bytes at the end that begin a character and do not end it."""
+        held, _ = self._bytes.getstate()
+        # Python waits for the second half of what would be a surrogate, which text never has.
+        return held if held.decode(errors="replace") == _INCOMPLETE else b""
+
+    def _tail(self, prompt_ids: Sequence[int]) -> list[int]:
+        """Return as many of the last tokens of a prompt as the text of the next ones depends on."""
+        tail: list[int] = []
+        for token_id in filter(self._tokenizer.is_text, reversed(prompt_ids)):
+            is_in_run = self._tokenizer.has_byte_runs and self._tokenizer.bytes_of(token_id) is not None
+            if len(tail) >= CONTEXT and not is_in_run:
+                break
+            tail.append(token_id)
+        return tail[::-1]
