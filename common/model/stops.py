@@ -4,12 +4,27 @@ Theory of operation: the match that is complete first wins, and of several compl
 longest; so the outcome does not depend on how the text is cut into deltas. Text that may be the beginning
 of a stop string is held back: the longest end of the text that is a proper beginning of one.
 
-Not here: stop token ids, which the sampler sees.
+Special tokens are no text, so a stop string that is one ends the answer by its id, and one that has one
+among other text would never be found.
+
+Not here: stop token ids (`decode_service/generate/answer.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+
+def special_stop_ids(stops: Iterable[str], special_tokens: Mapping[str, int]) -> frozenset[int]:
+    """Return the ids of the special tokens that are stop strings."""
+    return frozenset(special_tokens[stop] for stop in stops if stop in special_tokens)
+
+
+def unreachable_stops(stops: Iterable[str], special_tokens: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the stop strings that have a special token among other text, each with that token."""
+    return [
+        (stop, special) for stop in stops for special in special_tokens if special in stop and special != stop
+    ]
 
 
 class StopMatcher:

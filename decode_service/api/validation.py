@@ -9,10 +9,12 @@ reads one (`is_long`) does it beside the event loop.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from common.errors import InvalidRequest, PromptTooLong, UnknownModel, Violation
 from common.excerpt import excerpt, printable
+from common.model.stops import special_stop_ids, unreachable_stops
 from common.model.text import LONG_TEXT_CHARS, Tokenizer
 from common.session.messages import TransferMode
 from common.wire.enums import MODES
@@ -88,7 +90,7 @@ class RequestReader:
         limits = self._limits
         if request.model and request.model != limits.model_name:
             raise UnknownModel(excerpt(request.model), limits.model_name)
-        violations = [*self._violations(request)]
+        violations = [*self._violations(request), *self._unreachable_stops(request)]
         prompt_ids = self._prompt(request, violations)
         sampling = self._sampling(request.sampling, len(prompt_ids))
         wrong = sampling_violations(sampling)
@@ -103,7 +105,7 @@ class RequestReader:
             prompt_ids=prompt_ids,
             sampling=sampling,
             stop=tuple(request.sampling.stop),
-            stop_ids=frozenset((*eos_ids, *request.sampling.stop_token_ids)),
+            stop_ids=frozenset((*eos_ids, *request.sampling.stop_token_ids)) | self._special_stops(request),
             route=self._route(request),
             mode=self._mode(request),
             time_limit_s=self.time_limit_s(time_remaining_s),
@@ -205,6 +207,16 @@ class RequestReader:
             ),
         )
         return [Violation(field, problem) for field, is_wrong, problem in checks if is_wrong]
+
+    def _special_stops(self, request: pb.GenerateRequest) -> frozenset[int]:
+        return special_stop_ids(request.sampling.stop, self._tokenizer.special_tokens)
+
+    def _unreachable_stops(self, request: pb.GenerateRequest) -> Iterator[Violation]:
+        # More and longer ones are refused anyway.
+        stops = [stop[:MAX_STOP_CHARS] for stop in request.sampling.stop[:MAX_STOPS]]
+        for stop, special in unreachable_stops(stops, self._tokenizer.special_tokens)[:1]:
+            problem = f"has {excerpt(repr(stop))}: {special!r} in it is a special token, which no text has;"
+            yield Violation("sampling.stop", f"{problem} make it a stop string of its own")
 
     def _route(self, request: pb.GenerateRequest) -> Route:
         """Return the route; a request that names a transfer mode and leaves the route open means remote."""

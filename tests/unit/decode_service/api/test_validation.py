@@ -68,6 +68,23 @@ def test_the_default_length_ends_with_the_context() -> None:
     assert request.sampling.max_new_tokens == 10
 
 
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_a_stop_string_that_is_a_special_token_ends_by_its_id(ignore_eos: bool) -> None:
+    """Such a token has no text that could be found (Y15); who names it does not mean to ignore it."""
+    request = read(ask(stop=["<eos>", "<bos>", "a"], ignore_eos=ignore_eos))
+
+    assert request.stop_ids == {EOS_ID, BOS_ID}
+    assert request.stop == ("<eos>", "<bos>", "a")
+
+
+def test_a_stop_string_with_a_special_token_among_other_text_is_refused() -> None:
+    """It would never be found."""
+    with pytest.raises(
+        InvalidRequest, match=r"sampling\.stop: has '\\n<eos>': '<eos>' in it is a special token"
+    ):
+        read(ask(stop=["a", "\n<eos>"]))
+
+
 def test_every_sampling_field_is_taken() -> None:
     """As the client set it."""
     request = read(
