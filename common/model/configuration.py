@@ -29,7 +29,7 @@ MAX_DEPTH = 16
 _SIZES = {
     "num_hidden_layers": 1 << 12, "hidden_size": 1 << 24, "intermediate_size": 1 << 27, "vocab_size": 1 << 31,
     "num_attention_heads": 1 << 16, "num_key_value_heads": 1 << 16, "head_dim": 1 << 16,
-    "max_position_embeddings": 1 << 31,
+    "max_position_embeddings": 1 << 31, "num_labels": 1 << 18,
 }  # fmt: skip
 """Whole numbers from one on, and the largest that is believed; the weights bound them further."""
 
@@ -41,7 +41,7 @@ _OPTIONAL = frozenset({"num_key_value_heads", "head_dim", "intermediate_size"})
 
 _POSITIVE = frozenset(
     {
-        "rope_theta", "partial_rotary_factor",
+        "rope_theta", "partial_rotary_factor", "query_pre_attn_scalar",
         "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps",
     }
 )  # fmt: skip
@@ -138,7 +138,8 @@ def _check_value(key: str, value: Any) -> None:
 
 
 def _check_kind(key: str, value: Any) -> None:
-    if key.endswith("_config") and not isinstance(value, dict):
+    is_object = key.endswith("_config") or key in ("rope_scaling", "rope_parameters")
+    if is_object and not isinstance(value, dict):
         raise _Wrong(f"{key} is {_shown(value)}, not an object")
     if key in ("architectures", "layer_types") and not _is_texts(value):
         raise _Wrong(f"{key} is {_shown(value)}, not a list of names")
@@ -165,6 +166,9 @@ def _contradictions(part: dict[str, Any]) -> Iterator[str]:
     types, layers = part.get("layer_types"), part.get("num_hidden_layers")
     if isinstance(types, list) and isinstance(layers, int) and len(types) != layers:
         yield f"layer_types names {len(types)} layers, num_hidden_layers is {layers}"
+    pad, rows = part.get("pad_token_id"), part.get("vocab_size")
+    if isinstance(pad, int) and isinstance(rows, int) and pad >= rows:
+        yield f"pad_token_id is {pad}, vocab_size is {rows}"
     yield from _position_contradictions(part)
 
 

@@ -46,7 +46,7 @@ _DROPOUT = ("dropout", "pdrop", "layerdrop")
 
 READ_OF_ANY = frozenset(
     {
-        "model_type", "attention_chunk_size", "head_dim", "kv_sharing_modes", "layer_types",
+        "model_type", "head_dim", "kv_sharing_modes", "layer_types",
         "per_layer_config", "sliding_window",
     }
 )  # fmt: skip
