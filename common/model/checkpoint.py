@@ -146,19 +146,27 @@ def _stored(spec: str, path: Path) -> Iterator[tuple[str, StoredTensor]]:
         head, num_bytes = _head(path)
         end = 0
         for name, entry in head.items():
-            if name == "__metadata__":
-                continue
-            tensor = StoredTensor(path.name, str(entry["dtype"]), tuple(map(int, entry["shape"])))
-            end = max(end, int(entry["data_offsets"][1]))
-            if name.endswith(".weight") and tensor.dtype not in _FLOATING:
-                found, kinds = excerpt(tensor.dtype, 20), ", ".join(sorted(_FLOATING))
-                raise ValueError(f"{excerpt(name)} is of type {found}, not one of {kinds}")
-            yield name, tensor
+            if name != "__metadata__":
+                tensor, stop = _tensor(path.name, name, entry)
+                end = max(end, stop)
+                yield name, tensor
         if end != num_bytes:
             raise ValueError(f"its head describes {end} bytes of tensors, {num_bytes} are there")
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-        said = excerpt(str(error) if isinstance(error, ValueError) else repr(error))
-        raise ConfigError("model", spec, f"cannot load {path}: {said}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError("model", spec, f"cannot load {path}: {excerpt(str(error))}") from error
+
+
+def _tensor(file: str, name: str, entry: Any) -> tuple[StoredTensor, int]:
+    """Return a tensor and where its bytes end."""
+    try:
+        tensor = StoredTensor(file, str(entry["dtype"]), tuple(map(int, entry["shape"])))
+        stop = int(entry["data_offsets"][1])
+    except (KeyError, TypeError, IndexError, ValueError, OverflowError) as error:
+        raise ValueError(f"its head describes {excerpt(name)} by {excerpt(json.dumps(entry), 80)}") from error
+    if name.endswith(".weight") and tensor.dtype not in _FLOATING:
+        found, kinds = excerpt(tensor.dtype, 20), ", ".join(sorted(_FLOATING))
+        raise ValueError(f"{excerpt(name)} is of type {found}, not one of {kinds}")
+    return tensor, stop
 
 
 def _head(path: Path) -> tuple[dict[str, Any], int]:
