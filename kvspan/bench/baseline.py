@@ -73,6 +73,9 @@ class Baseline:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
         await self._process.wait()
+        # What a child that was killed had not read is nobody's loss.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            await self._process.stdin.wait_closed()
 
     async def tokenise(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a text, with what the model puts before one."""
