@@ -27,7 +27,8 @@ ADDED_TOKENS = "added_tokens.json"
 
 _READ = (
     CONFIG, "generation_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json",
-    "chat_template*", "additional_chat_templates/*.jinja", "model*.safetensors*",
+    "chat_template*", "additional_chat_templates/*.jinja",
+    "model.safetensors", "model.safetensors.index.json",
 )  # fmt: skip
 """What loading reads of a folder, as far as it is there."""
 
@@ -44,7 +45,9 @@ def check_readable(spec: str, folder: Path) -> None:
             raise ConfigError("model", spec, "is a file; give the folder that it lies in")
         if not folder.is_dir():
             raise ConfigError("model", spec, "no such folder; models are never downloaded")
+        # A link that leads nowhere is there, too: a pattern finds it, a plain name would not.
         names = {path for pattern in _READ for path in folder.glob(pattern)}
+        names |= {folder / name for name in _READ if (folder / name).is_symlink()}
         if not os.access(folder, os.X_OK) or not (names or os.access(folder, os.R_OK)):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     except OSError as error:

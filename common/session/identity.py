@@ -16,7 +16,7 @@ class ModelFingerprint:
     """Content digests of a model, as lower-case hex."""
 
     config: str
-    """Digest of the canonical configuration, without paths, versions and dtype."""
+    """Digest of the configuration as far as it changes what the model computes."""
 
     weights: str
     """Digest of every tensor's name, dtype, shape and bytes, whatever files hold them."""

@@ -77,20 +77,19 @@ def _link(path: Path) -> None:
     path.symlink_to("../blobs/7")
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
 @pytest.mark.parametrize(
     ("make", "said"),
-    [
-        (_link, "model.safetensors is a link to ../blobs/7, not there"),
-        (os.mkfifo, "model.safetensors is no file"),
-        (Path.mkdir, "model.safetensors is no file"),
-    ],
+    [(_link, "is a link to ../blobs/7, not there"), (os.mkfifo, "is no file"), (Path.mkdir, "is no file")],
 )
-def test_what_is_no_file_is_named_at_once(folder: Path, make: Callable[[Path], None], said: str) -> None:
+def test_what_is_no_file_is_named_at_once(
+    folder: Path, make: Callable[[Path], None], said: str, name: str
+) -> None:
     """A cut link is not "missing", and nobody waits for a writer of a FIFO."""
-    (folder / "model.safetensors").unlink()
-    make(folder / "model.safetensors")
+    (folder / name).unlink()
+    make(folder / name)
 
-    assert refusal(folder) == said
+    assert refusal(folder) == f"{name} {said}"
 
 
 @pytest.mark.parametrize(
