@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
@@ -43,11 +44,13 @@ def listed(tasks: set[asyncio.Task[Any]]) -> Iterator[None]:
 
 
 async def make_in_thread(make: Callable[[], Made], unmake: Callable[[Made], object]) -> Made:
-    """Return what `make` returns on another thread.
+    """Return what `make` returns on a thread of its own: one that waits for a stranger takes nobody's turn.
 
     When cancelled meanwhile, this ends only after what was made is unmade: a thread cannot be stopped.
     """
-    making = asyncio.create_task(asyncio.to_thread(run_to_end, make))
+    threads = ThreadPoolExecutor(1, thread_name_prefix="making")
+    making = asyncio.get_running_loop().run_in_executor(threads, run_to_end, make)
+    threads.shutdown(wait=False)
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:

@@ -48,6 +48,19 @@ async def test_error_of_the_first_end_is_raised() -> None:
         await first_end(waits(), fails())
 
 
+async def test_what_is_made_waits_for_nobody_else() -> None:
+    """Strangers that keep any number of threads waiting do not keep the next one from its turn."""
+    is_over = threading.Event()
+    waiting = [asyncio.create_task(make_in_thread(is_over.wait, lambda made: None)) for _ in range(40)]
+    await asyncio.sleep(0)
+
+    async with asyncio.timeout(LONG_S):
+        assert await make_in_thread(lambda: 7, lambda made: None) == 7
+
+    is_over.set()
+    await asyncio.gather(*waiting)
+
+
 async def test_all_are_cancelled_when_the_caller_is() -> None:
     """A cancelled caller leaves nothing behind either."""
     ended: list[int] = []
