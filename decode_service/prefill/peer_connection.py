@@ -37,6 +37,7 @@ from common.wire.failure import RemoteFailure, from_rpc_error
 from decode_service.prefill.peer_problem import problem_of
 from decode_service.prefill.peer_session import PeerSession, SessionContext
 from decode_service.prefill.remote_place import RemotePlace
+from decode_service.prefill.slab_refusals import SlabRefusals
 from kvspan.v1 import transfer_pb2 as pb
 from kvspan.v1 import transfer_pb2_grpc
 
@@ -66,12 +67,17 @@ class PeerConnection:
         target: str,
         config: PeerConfig,
         context: SessionContext,
+        refusals: SlabRefusals,
         on_opened: Callable[[PeerConnection], None],
     ) -> None:
-        """Connect to nobody yet; `on_opened` is called once the peer has welcomed us."""
+        """Connect to nobody yet; `on_opened` is called once the peer has welcomed us.
+
+        `refusals` are those of earlier connections to this peer.
+        """
         self._target = target
         self._config = config
         self._context = context
+        self._refusals = refusals
         self._on_opened = on_opened
         self._boot_id = ""
         self._session: PeerSession | None = None
@@ -138,7 +144,7 @@ class PeerConnection:
             self._has_passed.set()
 
     async def _check_peer(self, stub: transfer_pb2_grpc.PrefillServiceStub) -> None:
-        """Raise `NegotiationError` when the capabilities show that the peer does not fit."""
+        """Raise `NegotiationError` when the peer does not fit, or would not take a slab again."""
         request = pb.PrefillServiceGetCapabilitiesRequest()
         try:
             answer = await stub.GetCapabilities(request, wait_for_ready=True, timeout=HANDSHAKE_S)
@@ -151,6 +157,7 @@ class PeerConnection:
         offer = capabilities_from_proto(require_readable(answer))
         self._boot_id = offer.boot_id
         negotiate(self._config.make_hello(SlabHandle("", 0, SPAN_LAYOUT)), offer)
+        self._refusals.check(offer.boot_id)
 
     async def _serve(self, stub: transfer_pb2_grpc.PrefillServiceStub) -> PeerLost:
         """Open a session and serve it until it ends; returns or raises why it ended."""

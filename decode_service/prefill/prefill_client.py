@@ -27,6 +27,7 @@ from decode_service.prefill.peer_problem import FINISHING, LEAVING, NOT_CONNECTE
 from decode_service.prefill.peer_session import PeerSession, SessionContext
 from decode_service.prefill.remote_place import RemotePlace
 from decode_service.prefill.session_totals import SessionTotals, totals_of
+from decode_service.prefill.slab_refusals import SlabRefusals
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 """Pause after a peer was lost or could not be reached; doubles up to the longest."""
 
 REFUSED_PAUSE_S = 5.0
-"""Pause after a peer that does not fit."""
+"""Pause after a peer that does not fit; a slab is made for it more rarely (`slab_refusals.py`)."""
 
 MAX_FINISHING = 1
 """Connections to one peer that only finish: each keeps a slab, and a peer may never drain."""
@@ -90,6 +91,7 @@ class PrefillPeer:
         # Invariant: the last problem that was logged since a session was open.
         self._is_refused = False
         self._is_closed = False
+        self._refusals = SlabRefusals(config.clock)
         self._boot_id = ""
         # Invariant: the life that was asked last; empty once it cannot be reached any more.
         self._current: PeerConnection | None = None
@@ -190,7 +192,7 @@ class PrefillPeer:
         """Have a connection until it has ended, or only finishes what runs in it."""
         while len(self._tasks) > MAX_FINISHING:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        connection = PeerConnection(self._target, self._config, self._context, self._opened)
+        connection = PeerConnection(self._target, self._config, self._context, self._refusals, self._opened)
         self._current = connection
         self._kept.append(connection)
         self._is_refused = False
@@ -215,6 +217,8 @@ class PrefillPeer:
         # One that only finished says nothing of the peer: its end was decided when it was passed.
         if self._current is connection:
             self._boot_id = connection.boot_id
+            if connection.session is not None:
+                self._refusals.note(connection.boot_id, error)
             self._note(error)
             # It was ended here, since nothing was left to finish in it: the peer is as well as before.
             if connection.session is not None and connection.session.is_retired:

@@ -30,6 +30,8 @@ CONSTANTS = {
     # Pauses between attempts, so that a case takes a second and not ten; none decides an outcome.
     "decode_service.prefill.prefill_client.REFUSED_PAUSE_S": 0.2,
     "decode_service.prefill.prefill_client.LONGEST_PAUSE_S": 0.3,
+    "decode_service.prefill.slab_refusals.FIRST_PAUSE_S": 0.2,
+    "decode_service.prefill.slab_refusals.LONGEST_PAUSE_S": 0.3,
     "decode_service.prefill.peer_connection.HANDSHAKE_S": 2.0,
     "decode_service.prefill.session_transfers.DRAIN_LIMIT_S": 6.0,
     # Asked for by nobody but `crowds.py`; the trials at start have three turns at most.

@@ -13,7 +13,14 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from common.errors import ConfigError, InvariantViolation, PeerLost
+from common.errors import (
+    ConfigError,
+    Difference,
+    InvariantViolation,
+    KVSpanError,
+    PeerLost,
+    SlabNotShared,
+)
 from common.kv.digest import DigestKind
 from common.kv.plan import SpanGranularity
 from common.session.messages import Hello, SlabHandle, VersionRange
@@ -28,6 +35,7 @@ from decode_service.prefill.peer_connection import PeerConfig, PeerConnection, m
 from decode_service.prefill.peer_problem import FINISHING
 from decode_service.prefill.peer_session import SessionContext
 from decode_service.prefill.prefill_client import PeerState, PrefillPeer
+from decode_service.prefill.slab_refusals import SlabRefusals
 from kvspan.v1 import transfer_pb2 as pb
 from kvspan.v1 import transfer_pb2_grpc
 from tests.support.clock import ManualClock
@@ -97,8 +105,9 @@ async def test_what_a_peer_said_before_it_ended_the_stream_is_heard(tmp_path: Pa
 class RefusingPrefill(transfer_pb2_grpc.PrefillServiceServicer):
     """Offers what a test says and refuses every session, each time with another text."""
 
-    def __init__(self, offer: PrefillOffer) -> None:
+    def __init__(self, offer: PrefillOffer, refusal: KVSpanError | None = None) -> None:
         self._offer = offer
+        self._refusal = refusal
         self.num_refused = 0
 
     async def GetCapabilities(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -108,6 +117,8 @@ class RefusingPrefill(transfer_pb2_grpc.PrefillServiceServicer):
     async def Transfer(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
         """Refuse a session."""
         self.num_refused += 1
+        if self._refusal:
+            raise self._refusal
         raise ConfigError("slab_bytes", self.num_refused, f"{self.num_refused} bytes free")
 
 
@@ -236,7 +247,10 @@ class ScriptedConnection(PeerConnection):
     """A connection that is passed and ends when a test says so."""
 
     def __init__(self, made: list[ScriptedConnection]) -> None:
-        super().__init__("none", cast("PeerConfig", None), cast("SessionContext", None), lambda _: None)
+        refusals = SlabRefusals(ManualClock(30))
+        super().__init__(
+            "none", cast("PeerConfig", None), cast("SessionContext", None), refusals, lambda _: None
+        )
         self._is_over = asyncio.Event()
         made.append(self)
 
@@ -280,6 +294,29 @@ async def test_one_connection_finishes_beside_one_that_is_open_and_no_third(
     assert len(made) == 3
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_slab_that_was_refused_is_not_made_again_at_once(
+    tmp_path: Path, slab_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The peer is asked again who it is, which is cheap, and its refusal stands meanwhile."""
+    asked: list[str] = []
+    check = SlabRefusals.check
+
+    def noted(self: SlabRefusals, boot_id: str) -> None:
+        asked.append(boot_id)
+        check(self, boot_id)
+
+    monkeypatch.setattr(prefill_client, "REFUSED_PAUSE_S", 0.0)
+    monkeypatch.setattr(SlabRefusals, "check", noted)
+    refusal = SlabNotShared([Difference("slab.socket", "made one", "finds none")])
+    prefill = RefusingPrefill(make_offer(), refusal)
+    async with connecting(prefill, tmp_path, slab_dir) as (peer, _):
+        await wait_until(lambda: len(asked) > 4)
+        problem = peer.problem
+
+    assert problem is not None
+    assert (prefill.num_refused, problem.reason) == (1, "SLAB_NOT_SHARED")
 
 
 async def test_a_service_that_stops_while_a_slab_is_made_leaves_none(
