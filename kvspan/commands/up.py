@@ -17,7 +17,7 @@ import click
 
 from common.preflight import check_host
 from common.runtime.lifecycle import Lifecycle
-from common.settings import SECONDS
+from common.settings import SECONDS, size_text
 from decode_service.config import REMOTE_HEALTH, DecodeConfig
 from kvspan.commands.command import CommandFailed, tell
 from kvspan.commands.flags import arguments_of, make_config, settings_of
@@ -66,6 +66,8 @@ def make_plan(given: Mapping[str, Any], prefill_address: str) -> PairPlan:
     prefill = make_config(
         PrefillConfig, {**given, "listen": prefill_address, **_journal_of("prefill", given)}
     )
+    limit = prefill.max_slab_bytes
+    decode.require(decode.slab_bytes <= limit, "slab_bytes", f"--max-slab-bytes is {size_text(limit)}")
     for config in (decode, prefill):
         check_host(config)
     return PairPlan(

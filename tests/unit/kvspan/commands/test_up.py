@@ -43,7 +43,10 @@ def test_child_is_killed_only_after_its_grace() -> None:
     assert make_plan(parse("--grace-s=33"), PREFILL).kill_after_s > 33
 
 
-@pytest.mark.parametrize("flag", ["--chunk-tokens=65", "--min-span-bytes=2MiB", "--model=/no/such/folder"])
+@pytest.mark.parametrize(
+    "flag",
+    ["--chunk-tokens=65", "--min-span-bytes=2MiB", "--model=/no/such/folder", "--max-slab-bytes=255MiB"],
+)
 def test_what_either_service_would_refuse_is_refused_before_both(flag: str) -> None:
     """No process is started for a setting that ends one of them."""
     with pytest.raises(ConfigError):
