@@ -59,8 +59,8 @@ def unchanged(messages: Messages) -> Messages:
     return messages
 
 
-def nothing(messages: Messages) -> Messages:
-    """Send nothing."""
+def nothing(_: object) -> Messages:
+    """Send, or do, nothing."""
     return []
 
 
@@ -75,6 +75,12 @@ class Script:
 
     also: str = ""
     """Another end that is as right: who sees a deadline pass first is chance."""
+
+    fill: int = 0
+    """Every byte of the KV."""
+
+    harm: Callable[[SlabSegment], object] = nothing
+    """Done to the slab once all of a prompt is written, before a word of it is said."""
 
     greet: Change = unchanged
     """Changes Welcome, which is all that is sent before the first prompt."""
@@ -229,7 +235,8 @@ class _Session:
                 return self._script.greet([self._owner.welcome(self._slab)])
             case StartPrefill() if self._slab is not None:
                 geometry = self._owner.offer().identity.geometry
-                honest = answer(message, self._slab, geometry)
+                honest = answer(message, self._slab, geometry, self._script.fill)
+                self._script.harm(self._slab)
                 self._late += self._script.late(honest)
                 return self._script.answer(honest)
             case Ping(number):
@@ -248,8 +255,8 @@ def _serialized(message: pb.TransferResponse) -> bytes:
     return _RAW.get(message.pong.number) or message.SerializeToString()
 
 
-def answer(start: StartPrefill, slab: SlabSegment, geometry: KVGeometry) -> Messages:
-    """Return what an honest peer says to a prompt, over zeros."""
+def answer(start: StartPrefill, slab: SlabSegment, geometry: KVGeometry, fill: int) -> Messages:
+    """Return what an honest peer says to a prompt, over one byte again and again."""
     plan = plan_spans(geometry, start.first_token, len(start.token_ids), GRANULARITY)
     totals = [[0, 0, 0] for _ in geometry.groups]
     now_ns = time.monotonic_ns()
@@ -257,7 +264,7 @@ def answer(start: StartPrefill, slab: SlabSegment, geometry: KVGeometry) -> Mess
     for sequence, planned in enumerate(plan):
         offset = start.slot_offset + planned.offset
         memory = slab.view(offset, planned.length)
-        memory[:] = bytes(planned.length)
+        memory[:] = bytes([fill]) * planned.length
         span = Span(
             transfer_id=start.transfer_id,
             attempt=start.attempt,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ from common.wire.channel import make_channel
 from common.wire.convert_identity import VERSIONS
 from kvspan.v1 import geometry_pb2, transfer_pb2_grpc
 from kvspan.v1 import transfer_pb2 as pb
-from tests.support.slabs import served_slab
+from tests.support.memories import BAD, SIZE, can_truncate, descriptor_of, punch
+from tests.support.slabs import FalseSlab, false_slab, served_slab
 
-SLAB_BYTES = 256 << 10
 ANSWER_LIMIT_S = 30.0
 NOT_ENDS = frozenset({"prefill_accepted", "kv_span", "welcome"})
 """Messages after which an impostor reads on."""
@@ -32,10 +33,10 @@ NOT_ENDS = frozenset({"prefill_accepted", "kv_span", "welcome"})
 class Impostor:
     """Who says it: a slab, and the identity that the prefill service has."""
 
-    slab: SlabSegment
+    slab: SlabSegment | FalseSlab
     identity: geometry_pb2.PeerIdentity
 
-    def hello(self, name: str = "", **changes: Any) -> pb.TransferRequest:
+    def hello(self, name: str = "", size_bytes: int = 0, **changes: Any) -> pb.TransferRequest:
         """Return an honest Hello, or one that names another slab."""
         layout = geometry_pb2.SPAN_LAYOUT_LAYER_KV_TOKEN_HEAD_DIM
         fields: dict[str, Any] = {
@@ -45,7 +46,7 @@ class Impostor:
             "modes": [geometry_pb2.TRANSFER_MODE_STREAM],
             "digests": [geometry_pb2.DIGEST_KIND_XXH3_64],
             "slab": pb.SlabHandle(
-                socket=name or self.slab.name, size_bytes=self.slab.size_bytes, layout=layout
+                socket=name or self.slab.name, size_bytes=size_bytes or self.slab.size_bytes, layout=layout
             ),
         }
         return pb.TransferRequest(hello=pb.Hello(**{**fields, **changes}))
@@ -78,6 +79,15 @@ class Lie:
     greets: bool = True
     """Whether an honest Hello and its Welcome come before."""
 
+    memory: Callable[[], int] | None = None
+    """What is handed over in the place of a slab."""
+
+    harm: Callable[[SlabSegment], object] | None = None
+    """Done to the slab between Welcome and what is said."""
+
+    is_twice: bool = False
+    """Whether another session has the slab, and goes on meanwhile."""
+
 
 def starts(**changes: Any) -> Said:
     """Say one StartPrefill with some fields changed."""
@@ -96,6 +106,16 @@ def of_nothing(me: Impostor) -> list[pb.TransferRequest]:
         pb.TransferRequest(cancel_prefill=pb.CancelPrefill(transfer_id=9, attempt=1)),
         pb.TransferRequest(ping=pb.Ping(number=4)),
     ]
+
+
+def _truncate(slab: SlabSegment) -> None:
+    """Try to end prefill by SIGBUS."""
+    assert not can_truncate(descriptor_of(slab))
+
+
+def _punch(slab: SlabSegment) -> None:
+    """Take all of the memory away, the header too."""
+    punch(descriptor_of(slab), 0, slab.size_bytes)
 
 
 REFUSED, FORBIDDEN = "prefill_failed", "FAILED_PRECONDITION"
@@ -119,6 +139,14 @@ LIES = {
     "release and cancel of nothing": Lie("pong", of_nothing),
     "slab of another folder": Lie(FORBIDDEN, greets("../../etc/passwd"), greets=False),
     "slab that is not there": Lie(FORBIDDEN, greets(f"kvspan-{'0' * 24}.sock"), greets=False),
+    "slab beyond all limits": Lie(FORBIDDEN, lambda me: [me.hello(size_bytes=1 << 40)], greets=False),
+    "slab of another session": Lie(FORBIDDEN, greets(), greets=False, is_twice=True),
+    "slab cut and stretched": Lie("prefill_done", starts(), harm=_truncate),
+    "slab full of holes": Lie("prefill_done", starts(), harm=_punch),
+    **{
+        f"slab: {name}": Lie(FORBIDDEN, greets(), greets=False, memory=make)
+        for name, (make, _) in BAD.items()
+    },
     "hello without an identity": Lie(FORBIDDEN, greets(identity=None), greets=False),
     "hello without a boot id": Lie(FORBIDDEN, greets(boot_id=""), greets=False),
     "hello of unknown digests": Lie(FORBIDDEN, greets(digests=[99]), greets=False),
@@ -127,16 +155,35 @@ LIES = {
 
 async def tell(target: str, slab_dir: Path, lie: Lie) -> str:
     """Say it in a session of its own; return the message or the status that ends it."""
-    with served_slab(slab_dir, SLAB_BYTES, "impostor") as slab:
+    with _slab(slab_dir, lie) as slab:
         async with make_channel(target) as channel, asyncio.timeout(ANSWER_LIMIT_S):
             stub = transfer_pb2_grpc.PrefillServiceStub(channel)
             offer = await stub.GetCapabilities(pb.PrefillServiceGetCapabilitiesRequest())
             me = Impostor(slab, offer.identity)
-            call = stub.Transfer()
-            said = lie.said(me)
-            for message in [me.hello(), *said] if lie.greets else said:
+            first: Any = stub.Transfer()
+            if lie.is_twice:
+                await _open(first, me)
+            call: Any = stub.Transfer()
+            if lie.harm is not None and isinstance(slab, SlabSegment):
+                await _open(call, me)
+                lie.harm(slab)
+            elif lie.greets:
+                await call.write(me.hello())
+            for message in lie.said(me):
                 await call.write(message)
             return await _first_end(call)
+
+
+def _slab(slab_dir: Path, lie: Lie) -> AbstractContextManager[SlabSegment | FalseSlab]:
+    if lie.memory is not None:
+        return false_slab(slab_dir, lie.memory(), SIZE)
+    return served_slab(slab_dir, SIZE, "impostor")
+
+
+async def _open(call: Any, me: Impostor) -> None:
+    """Open a session and see it welcomed."""
+    await call.write(me.hello())
+    assert (await call.read()).WhichOneof("message") == "welcome"
 
 
 async def _first_end(call: Any) -> str:

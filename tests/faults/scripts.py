@@ -11,9 +11,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
+from common.slab.segment import SlabSegment
 from kvspan.v1 import transfer_pb2 as pb
 from tests.faults.faults import EXACT, LATE, LOST
 from tests.faults.hostile import NO_MESSAGE, NO_TEXT, Change, Messages, Script
+from tests.support.memories import can_truncate, descriptor_of, punch
 
 PROTOCOL = "FAILED_PRECONDITION PROTOCOL_VIOLATION_REMOTE"
 HOUR_NS = 3600 * 10**9
@@ -125,6 +127,16 @@ def _cancelled(messages: Messages) -> pb.TransferResponse:
     return pb.TransferResponse(prefill_cancelled=ended)
 
 
+def _truncate(slab: SlabSegment) -> None:
+    """Try to end decode by SIGBUS."""
+    assert not can_truncate(descriptor_of(slab))
+
+
+def _punch(slab: SlabSegment) -> None:
+    """Take all of the memory away, the header too."""
+    punch(descriptor_of(slab), 0, slab.size_bytes)
+
+
 def _unlike_span(messages: Messages) -> pb.TransferResponse:
     """Return a span with a number and bytes of its own over cells that were told."""
     return _unlike(messages, sequence=500, offset=messages[2].kv_span.offset)
@@ -177,6 +189,10 @@ SCRIPTS = (
     Script("length beyond the slab", "DATA_LOSS SPAN_OUT_OF_RANGE", sets(length=1 << 50)),
     Script("digest of other bytes", "DATA_LOSS KV_CHECKSUM", span(lambda s: _digest(s, b"12345678"))),
     Script("digest of another length", "DATA_LOSS KV_CHECKSUM", span(lambda s: _digest(s, b"123"))),
+    # What it does to the memory.
+    Script("slab cut and stretched", "OK", harm=_truncate),
+    Script("hole in a slab", "DATA_LOSS KV_CHECKSUM", fill=1, harm=_punch),
+    Script("hole where zeros belong", "OK", harm=_punch),
     # Spans that do not fit together.
     Script("cells told twice", "DATA_LOSS SPAN_OVERLAP", lambda m: [*m[:3], _unlike_span(m), *m[3:]]),
     Script("sequence used twice", "DATA_LOSS SPAN_OUT_OF_RANGE", sets(sequence=0)),

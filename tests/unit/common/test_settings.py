@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import click
@@ -108,6 +110,11 @@ def test_defaults_are_allowed_by_their_own_types(config: ServiceConfig) -> None:
             {"min_span_bytes": 2 << 20},
             "min_span_bytes=2097152: must not exceed --max-span-bytes=1MiB",
         ),
+        (
+            PREFILL,
+            {"max_slabs_bytes": 1 << 30},
+            "max_slab_bytes=4294967296: must not exceed --max-slabs-bytes=1GiB",
+        ),
     ],
 )
 def test_no_config_breaks_a_rule_between_its_fields(
@@ -125,6 +132,22 @@ def test_size_is_written_in_the_largest_unit_that_divides_it(num_bytes: int, tex
     """What help prints can be given back as a flag."""
     assert size_text(num_bytes) == text
     assert Size(1).convert(text, None, None) == num_bytes
+
+
+def test_slabs_are_handed_over_where_sockets_of_this_user_belong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless a directory is named; one that the shell of another user left behind is passed over."""
+    monkeypatch.setattr(tempfile, "tempdir", "/somewhere")
+    named = dataclasses.replace(DECODE, slab_dir="/named")
+
+    folders = []
+    for runtime in (str(tmp_path), "/no/such/folder", ""):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        folders.append(DECODE.slab_folder)
+
+    assert folders == [tmp_path, Path("/somewhere"), Path("/somewhere")]
+    assert named.slab_folder == Path("/named")
 
 
 def test_the_longest_time_is_a_week() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from common.session.messages import (
     SlabHandle,
     Welcome,
 )
+from common.slab.segment import SlabSegment
 from prefill_service.decode_peer import MAX_UNSAID
 from tests.support.factories import make_geometry
 from tests.support.prefill_peers import PeerDesk, spans_of, turns
@@ -165,6 +167,22 @@ async def test_closing_while_the_engine_runs_keeps_the_slab_until_it_ends(desk: 
     assert desk.num_mappings == 1
     assert desk.idle == [desk.peer]
     assert await desk.said(1) == [None]
+
+
+async def test_a_slab_stays_taken_while_the_engine_writes_for_a_session_that_has_ended(
+    desk: PeerDesk, slab_dir: Path
+) -> None:
+    """A new session that names it would have its spans overwritten (rule 4)."""
+    await desk.greet()
+    await desk.start(21)
+    job, slabs = desk.take(), desk.context.slabs
+    desk.peer.close()
+
+    with pytest.raises(SlabNotShared, match="has it in another session"):
+        await asyncio.to_thread(SlabSegment.attach, slab_dir, desk.slab.name, desk.slab.size_bytes, slabs)
+
+    await desk.run(job)
+    assert slabs.statistics().num_slabs == 0
 
 
 async def test_a_drain_is_told_while_a_job_goes_on(desk: PeerDesk) -> None:

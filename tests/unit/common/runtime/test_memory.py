@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from common.runtime.memory import available_bytes, trim_memory
+from common.errors import ConfigError
+from common.runtime.memory import available_bytes, require_room, trim_memory
 
 BLOCK_BYTES = 100_000
 NUM_BLOCKS = 2000
@@ -46,8 +47,16 @@ def test_least_of_host_and_groups_is_what_can_be_taken(tmp_path: Path) -> None:
     inner.mkdir(parents=True)
     (inner / "memory.max").write_text("max\n")
     (inner.parent / "memory.max").write_text("500000\n")
-    (inner.parent / "memory.stat").write_text("file 400000\nanon 300000\n")
+    (inner.parent / "memory.stat").write_text("file 400000\nanon 250000\nshmem 50000\n")
 
     assert available_bytes(meminfo, tmp_path / "cgroup", membership) == 200_000
     assert available_bytes(meminfo, tmp_path / "none", membership) == 700 * 1024
     assert available_bytes(tmp_path / "none", tmp_path / "none", membership) is None
+
+
+def test_what_has_no_room_is_refused_with_both_numbers() -> None:
+    """What is touched whole would end a process of the host that may be another one."""
+    require_room("slab_bytes", 4096, "it takes", 4096)
+
+    with pytest.raises(ConfigError, match=r"slab_bytes=1PiB: it takes 1073741824 MiB of memory, \d+ MiB are"):
+        require_room("slab_bytes", "1PiB", "it takes", 1 << 50)

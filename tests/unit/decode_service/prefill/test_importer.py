@@ -2,8 +2,11 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from mmap import mmap
 from pickle import PickleBuffer
 
 import numpy as np
@@ -23,6 +26,7 @@ from decode_service.prefill.importer import Importer, ImportJob
 from tests.support.clock import ManualClock
 from tests.support.factories import make_hybrid_geometry, make_span
 from tests.support.fakes import pattern
+from tests.support.memories import memfd, punch
 
 pytestmark = pytest.mark.usefixtures("leak_check")
 
@@ -62,9 +66,11 @@ class Bench:
         self.importer = Importer(GEOMETRY, self.storage, ManualClock(900))
         self.said: asyncio.Queue[SpanRecord | KVSpanError] = asyncio.Queue()
 
-    def submit(self, span: Span, source: bytes | bytearray, table: PageTable | None = None) -> memoryview:
-        """Queue a span whose slab bytes are `source`; returns the view that the importer has to release."""
-        view = memoryview(source)
+    def submit(
+        self, span: Span, source: bytes | bytearray | mmap, table: PageTable | None = None
+    ) -> memoryview:
+        """Queue a span whose slab bytes begin `source`; returns the view that the importer has to release."""
+        view = memoryview(source)[: span.length]
         table = table or TABLES[span.group_index]
         self.importer.submit(ImportJob(span, view, table, KIND, self.said.put_nowait))
         return view
@@ -160,6 +166,26 @@ async def test_a_span_told_before_it_was_written_is_found() -> None:
 
         assert isinstance(await bench.said.get(), ChecksumMismatch)
         assert bench.num_touched_rows == 0
+
+
+@pytest.mark.parametrize("is_zero", [False, True], ids=["found", "zeros belong there"])
+async def test_a_hole_that_a_peer_punches_into_a_sealed_span_is_found(is_zero: bool) -> None:
+    """It reads as zeros: the transfer fails, unless zeros are what was sealed, and nothing is lost then."""
+    span, source = make_sealed(GEOMETRY.groups[0], Range(0, 2), Range(6, 11))
+    if is_zero:
+        source = bytearray(len(source))
+        span = replace(span, digest=digest(KIND, source))
+    memory = memfd(4096)
+    with mmap(memory, 4096) as slab:
+        slab[: len(source)] = source
+        punch(memory, 0, 4096)
+        os.close(memory)
+        async with running() as bench:
+            bench.submit(span, slab)
+
+            said = await bench.said.get()
+
+    assert isinstance(said, SpanRecord if is_zero else ChecksumMismatch)
 
 
 async def test_pads_are_part_of_what_the_digest_covers() -> None:
