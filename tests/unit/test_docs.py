@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 import kvspan
 from common import errors
@@ -373,6 +374,21 @@ def test_settings_are_told_with_default_and_service() -> None:
     told = {cells[0].strip("`"): tuple(cells[1:3]) for cells in table if cells[0].startswith("`--")}
 
     assert told == {flag_name(field): (default_text(field), service_text(field)) for field in SETTINGS}
+
+
+def test_nothing_but_the_port_of_decode_leaves_its_container() -> None:
+    """Prefill has no network, and decode one in which no container reaches another."""
+    config = yaml.safe_load(page("compose.yaml"))
+    prefill, decode = config["services"]["prefill"], config["services"]["decode"]
+
+    assert (prefill["network_mode"], prefill.get("ports"), decode["networks"]) == (
+        "none",
+        None,
+        ["published"],
+    )
+    assert [port.partition(":")[0] for port in decode["ports"]] == ["127.0.0.1"]
+    options = config["networks"]["published"]["driver_opts"]
+    assert options == {"com.docker.network.bridge.enable_icc": "false"}
 
 
 def test_variables_of_the_containers_are_told() -> None:
