@@ -9,7 +9,6 @@ A new command is one more entry of COMMANDS.
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import signal
@@ -36,6 +35,7 @@ from kvspan.commands.generate import generate
 from kvspan.commands.health import health
 from kvspan.commands.services import decode, prefill
 from kvspan.commands.status import status
+from kvspan.commands.streams import note, open_closed_streams, print_any_text
 from kvspan.commands.up import up
 
 logger = logging.getLogger(__name__)
@@ -76,8 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Torch makes a folder for what it compiles, which is nothing here, as soon as it is imported: below
         # TMPDIR, where it would stay and others can have put something else. This one is there already.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.sep)
-        _open_closed_streams()
-        _print_any_text()
+        open_closed_streams()
+        print_any_text()
         return _run_logging(line)
 
 
@@ -100,22 +100,19 @@ def _run_logging(line: list[str]) -> int:
 
 def _run(line: list[str], stream: TextIO | None) -> int:
     """Run one command line and return its exit code; `stream` is where it logs JSON, if it does."""
-    parser = make_parser(COMMANDS)
     try:
-        with parser.make_context("kvspan", line, obj=stream) as context:
-            return int(parser.invoke(context))
-    except click.exceptions.Exit as ended:
-        return ended.exit_code
+        code = _invoke(line, stream)
+        sys.stdout.flush()
+        return code
     except BrokenPipeError:
-        # Whoever read our output is gone; without this the interpreter complains once more when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read our output is gone and has seen enough.
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except (click.ClickException, CommandFailed, KVSpanError) as error:
         code, text = ending_of(error)
         if stream is None:
-            print(visible(text), file=sys.stderr)
+            note(visible(text))
         else:
             logger.error("command.failed", extra=log_fields(exit_code=code, problem=text))
         return code
@@ -124,6 +121,15 @@ def _run(line: list[str], stream: TextIO | None) -> int:
             raise
         logger.critical("command.broken", exc_info=True)
         return EXIT_FAILED
+
+
+def _invoke(line: list[str], stream: TextIO | None) -> int:
+    parser = make_parser(COMMANDS)
+    try:
+        with parser.make_context("kvspan", line, obj=stream) as context:
+            return int(parser.invoke(context))
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
 
 
 def ending_of(error: click.ClickException | CommandFailed | KVSpanError) -> tuple[int, str]:
@@ -167,25 +173,6 @@ def usage_text(error: click.ClickException) -> str:
     return (
         f"{text} It comes from {param.envvar}." if param and source is ParameterSource.ENVIRONMENT else text
     )
-
-
-def _open_closed_streams() -> None:
-    """Give a process that was started without standard streams streams to nowhere.
-
-    Else the next files that are opened take their numbers, and what native code prints goes into one of them.
-    """
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        if getattr(sys, name) is None:
-            # The lowest free number is the one that was closed.
-            os.open(os.devnull, os.O_RDWR)
-            setattr(sys, name, os.fdopen(number, mode, closefd=False))
-
-
-def _print_any_text() -> None:
-    """Print characters that the terminal does not have by their numbers, instead of ending the command."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

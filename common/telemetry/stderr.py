@@ -49,7 +49,8 @@ def json_stderr(service: str) -> Iterator[TextIO]:
         yield stream
     finally:
         sys.stderr.flush()
-        stream.close()
+        with suppress(OSError):
+            stream.close()
         os.dup2(before, STDERR)
         thread.join(LAST_LINES_S)
         # A child that outlives us may write on: what its lines are copied with stays open then.

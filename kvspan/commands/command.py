@@ -24,8 +24,29 @@ class CommandFailed(Exception):
 def tell(line: str) -> None:
     """Write a line to stdout at once: the bytes of a path, whatever characters a terminal has."""
     sys.stdout.flush()
-    sys.stdout.buffer.write(os.fsencode(f"{line}\n"))
-    sys.stdout.buffer.flush()
+    try:
+        sys.stdout.buffer.write(os.fsencode(f"{line}\n"))
+        sys.stdout.buffer.flush()
+    except OSError as error:
+        raise output_failure(error, sys.stdout.fileno()) from error
+
+
+def output_failure(error: OSError, number: int) -> Exception:
+    """Return what to raise when writing to a standard stream failed; all further output goes nowhere.
+
+    Else the interpreter would complain once more, and change the exit code, when it writes what is left.
+    """
+    lead_nowhere(number)
+    if isinstance(error, BrokenPipeError):
+        return BrokenPipeError(error.errno, error.strerror)
+    return CommandFailed(f"writing to stdout failed: {error.strerror}")
+
+
+def lead_nowhere(number: int) -> None:
+    """Make a file descriptor one to which anybody may write."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 def module_command(module: str) -> tuple[str, ...]:

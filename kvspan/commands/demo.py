@@ -6,7 +6,6 @@ The pair listens on unix sockets in a directory that is removed at the end, so t
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Any
 
 import click
@@ -15,6 +14,7 @@ from common.settings import SECONDS
 from decode_service.config import DecodeConfig
 from kvspan.commands.flags import settings_of
 from kvspan.commands.pair import socket_folder
+from kvspan.commands.streams import note
 from kvspan.commands.timings import timings_line
 from kvspan.commands.up import PairReady, make_plan, run_pair
 from prefill_service.config import PrefillConfig
@@ -60,4 +60,4 @@ async def _ask(ready: PairReady, question: str) -> None:
 
 
 def _note(text: str) -> None:
-    print(f"kvspan: {text}", file=sys.stderr, flush=True)
+    note(f"kvspan: {text}")

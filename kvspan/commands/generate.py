@@ -14,8 +14,9 @@ from common.errors import ConfigError
 from common.session.messages import TransferMode
 from common.settings import SECONDS, TARGET, TOKENS, Number
 from kvspan.commands.command import EXIT_OK
-from kvspan.commands.flags import option
+from kvspan.commands.flags import flag_name, option
 from kvspan.commands.remote import told_failures
+from kvspan.commands.streams import note
 from kvspan.commands.timings import timings_line
 from kvspan.commands.values import Integers
 
@@ -74,7 +75,7 @@ def generate(target: str, as_json: bool, timings: bool, **given: Any) -> int:
     with told_failures(target), Client(target) as client:
         last = _print_responses(client.generate(**prompt, **options), as_json)
     if timings and last is not None:
-        print(timings_line(last), file=sys.stderr)
+        note(timings_line(last))
     return EXIT_OK
 
 
@@ -89,7 +90,7 @@ def make_prompt(given: dict[str, Any], stdin: TextIO | None) -> dict[str, Any]:
         if is_chat:
             raise ConfigError("--chat", "true", "needs a text, not --token-ids")
         return {"token_ids": token_ids}
-    text = _read(stdin) if text == "-" else text
+    text = _read(stdin) if text == "-" else _checked("PROMPT", text)
     return {"messages": [{"role": "user", "content": text}]} if is_chat else {"prompt": text}
 
 
@@ -109,13 +110,28 @@ def _read(stdin: TextIO | None) -> str:
         text.encode()
     except UnicodeError as error:
         raise ConfigError("PROMPT", "-", f"stdin is no text: {error}") from error
+    except OSError as error:
+        raise ConfigError("PROMPT", "-", f"stdin cannot be read: {error.strerror}") from error
     if not text:
         raise ConfigError("PROMPT", "-", "stdin is empty")
     return text
 
 
+def _checked(name: str, text: str) -> str:
+    """Return what was typed; bytes that are no text come through as halves of characters."""
+    try:
+        text.encode()
+    except UnicodeError as error:
+        raise ConfigError(name, text, "is no text in the encoding of this terminal") from error
+    return text
+
+
 def make_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of the request that were given; all else is the choice of the service."""
+    for name in ("stop", "request_id", "model"):
+        value = given[name] or ()
+        for text in (value,) if isinstance(value, str) else value:
+            _checked(flag_name(name), text)
     return {
         RENAMED.get(name, name): list(value) if isinstance(value, tuple) else value
         for name, value in given.items()

@@ -186,6 +186,17 @@ def test_stdin_must_hold_a_text(tmp_path: Path, content: bytes, said: str) -> No
             make_prompt(parse("-"), file)
 
 
+@pytest.mark.parametrize("line", [["h\udcff"], ["Hi", "--stop=\udcff"], ["Hi", "--model=\udcff"]])
+def test_bytes_that_are_no_text_are_refused_by_flag(
+    line: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They come through from the command line as halves of characters, which no message can carry."""
+    name = line[-1].partition("=")[0] if len(line) > 1 else "PROMPT"
+
+    assert cli.main(["generate", *line]) == EXIT_USAGE
+    assert capsys.readouterr().err.startswith(f"kvspan: {name}=")
+
+
 @pytest.mark.parametrize("line", [[], ["Hi", "--token-ids=1"], ["--token-ids=1", "--chat"]])
 def test_request_has_exactly_one_prompt(line: list[str]) -> None:
     """None, two, or a conversation of token ids are refused."""
