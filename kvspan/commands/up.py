@@ -8,6 +8,7 @@ when both serve and the session between them is open.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,8 @@ def make_plan(given: Mapping[str, Any], prefill_address: str) -> PairPlan:
 
 def _journal_of(service: str, given: Mapping[str, Any]) -> dict[str, str]:
     """Return where a service of the pair writes its own journal: run.jsonl is run.decode.jsonl for decode."""
-    if not given.get("journal"):
+    # A folder has no name to put a service into, and is refused by its own.
+    if not given.get("journal") or os.path.isdir(given["journal"]):
         return {}
     path = Path(given["journal"])
     return {"journal": str(path.with_name(f"{path.stem}.{service}{path.suffix}"))}

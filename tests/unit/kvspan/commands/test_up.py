@@ -45,7 +45,14 @@ def test_child_is_killed_only_after_its_grace() -> None:
 
 @pytest.mark.parametrize(
     "flag",
-    ["--chunk-tokens=65", "--min-span-bytes=2MiB", "--model=/no/such/folder", "--max-slab-bytes=255MiB"],
+    [
+        "--chunk-tokens=65",
+        "--min-span-bytes=2MiB",
+        "--model=/no/such/folder",
+        "--max-slab-bytes=255MiB",
+        "--journal=.",
+        "--journal=..",
+    ],
 )
 def test_what_either_service_would_refuse_is_refused_before_both(flag: str) -> None:
     """No process is started for a setting that ends one of them."""
