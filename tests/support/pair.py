@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from prefill_service import app as prefill_app
 from prefill_service.config import PrefillConfig
 
 ConfigT = TypeVar("ConfigT", PrefillConfig, DecodeConfig)
+ServiceT = TypeVar("ServiceT", prefill_app.PrefillService, decode_app.DecodeService)
 
 PAGE_TOKENS = 16
 CHUNK_TOKENS = 64
@@ -155,29 +156,27 @@ def load_pair(prefill: PrefillConfig, decode: DecodeConfig) -> LoadedPair:
 
 
 @asynccontextmanager
-async def running_prefill(
+async def _running(service: ServiceT) -> AsyncIterator[tuple[ServiceT, str]]:
+    """Start a service, yield it with its address, and stop it in the end."""
+    address = await service.start()
+    try:
+        yield service, address
+    finally:
+        await service.stop()
+
+
+def running_prefill(
     config: PrefillConfig, loaded: prefill_app.Loaded
-) -> AsyncIterator[tuple[prefill_app.PrefillService, str]]:
-    """Start a prefill service, yield it with its address, and stop it in the end."""
-    service = prefill_app.PrefillService(config, loaded)
-    address = await service.start()
-    try:
-        yield service, address
-    finally:
-        await service.stop()
+) -> AbstractAsyncContextManager[tuple[prefill_app.PrefillService, str]]:
+    """Run a prefill service."""
+    return _running(prefill_app.PrefillService(config, loaded))
 
 
-@asynccontextmanager
-async def running_decode(
+def running_decode(
     config: DecodeConfig, loaded: decode_app.Loaded
-) -> AsyncIterator[tuple[decode_app.DecodeService, str]]:
-    """Start a decode service, yield it with its address, and stop it in the end."""
-    service = decode_app.DecodeService(config, loaded)
-    address = await service.start()
-    try:
-        yield service, address
-    finally:
-        await service.stop()
+) -> AbstractAsyncContextManager[tuple[decode_app.DecodeService, str]]:
+    """Run a decode service."""
+    return _running(decode_app.DecodeService(config, loaded))
 
 
 @asynccontextmanager
