@@ -46,8 +46,17 @@ class Service(ABC):
         watch_callbacks(asyncio.get_running_loop(), self.break_off)
         with Lifecycle() as lifecycle:
             lifecycle.before_exit(self.remove_files)
-            on_ready(await self.start())
+            await self.start_telling(on_ready)
             await self.run_until(lifecycle.ending)
+
+    async def start_telling(self, on_ready: Callable[[str], None]) -> None:
+        """Start and tell the address; stop when nobody can be told, and raise why."""
+        address = await self.start()
+        try:
+            on_ready(address)
+        except BaseException:
+            await self.stop()
+            raise
 
     async def run_until(self, ending: asyncio.Event) -> None:
         """Serve until `ending` is set, a task ends or an invariant breaks, then stop."""

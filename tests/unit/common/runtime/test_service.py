@@ -47,6 +47,19 @@ async def test_a_service_is_stopped_when_it_is_told_to_end() -> None:
     assert service.num_stopped == 1
 
 
+async def test_a_service_is_stopped_when_nobody_can_be_told_that_it_is_ready() -> None:
+    """It would leave its socket behind."""
+    service = Idle()
+
+    def announce(address: str) -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        await service.start_telling(announce)
+
+    assert service.num_stopped == 1
+
+
 async def test_a_service_is_stopped_when_a_task_of_it_ends() -> None:
     """What is left could not serve."""
     service = Idle()
