@@ -151,6 +151,7 @@ class SlowDoor:
     def __init__(self, behind: str) -> None:
         self._host, self._port = behind.rsplit(":", 1)
         self._is_open = asyncio.Event()
+        self._held: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
         """Let everybody through who has come or comes."""
@@ -158,9 +159,30 @@ class SlowDoor:
 
     async def admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Hold one connection, then carry its bytes both ways."""
-        await self._is_open.wait()
-        inner_reader, inner_writer = await asyncio.open_connection(self._host, int(self._port))
-        await asyncio.gather(_carry(reader, inner_writer), _carry(inner_reader, writer))
+        self._held.add(asyncio.ensure_future(self._carry_both(reader, writer)))
+
+    async def close(self) -> None:
+        """End what is carried, with its sockets."""
+        for task in self._held:
+            task.cancel()
+        await asyncio.gather(*self._held, return_exceptions=True)
+
+    async def _carry_both(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with _closing(writer):
+            await self._is_open.wait()
+            inner_reader, inner_writer = await asyncio.open_connection(self._host, int(self._port))
+            async with _closing(inner_writer):
+                await asyncio.gather(_carry(reader, inner_writer), _carry(inner_reader, writer))
+
+
+@asynccontextmanager
+async def _closing(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
 
 
 async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -179,8 +201,8 @@ async def slow_door(behind: str) -> AsyncIterator[tuple[SlowDoor, str]]:
     try:
         yield door, f"{host}:{port}"
     finally:
-        door.open()
         listener.close()
+        await door.close()
 
 
 @asynccontextmanager
