@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from common.wire.channel import make_channel
 from common.wire.convert import capabilities_from_proto, prefill_message_from_proto, to_proto
 from common.wire.decoding import require_readable
 from common.wire.failure import RemoteFailure, from_rpc_error
+from common.wire.responses import responses_of
 from decode_service.prefill.peer_problem import problem_of
 from decode_service.prefill.peer_session import PeerSession, SessionContext
 from decode_service.prefill.remote_place import RemotePlace
@@ -193,7 +194,7 @@ class PeerConnection:
     async def _read(self, session: PeerSession, call: TransferCall, watch: SilenceWatch) -> None:
         """Feed the session until the peer ends the stream; raises the status when that is not OK."""
         async with asyncio.timeout(HANDSHAKE_S) as handshake:
-            async for response in received(call):
+            async for response in responses_of(call):
                 watch.heard()
                 session.receive(prefill_message_from_proto(response))
                 if handshake.when() is not None and session.is_open:
@@ -224,16 +225,6 @@ async def make_slab(config: PeerConfig) -> SlabSegment:
 
 
 TransferCall = grpc.aio.StreamStreamCall[pb.TransferRequest, pb.TransferResponse]
-
-
-async def received(call: TransferCall) -> AsyncIterator[pb.TransferResponse]:
-    """Yield every response until the peer ends the stream; raises the status when that is not OK.
-
-    Raises: `RemoteProtocolError` for bytes that are no message.
-    """
-    # Not `call.read()`: after a write that failed it drops what has arrived and was not read.
-    async for response in call:
-        yield require_readable(response)
 
 
 async def _write(session: PeerSession, call: TransferCall) -> None:

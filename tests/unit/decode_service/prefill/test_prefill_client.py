@@ -26,17 +26,15 @@ from common.kv.plan import SpanGranularity
 from common.session.messages import Hello, SlabHandle, VersionRange
 from common.session.negotiation import PrefillOffer
 from common.slab.segment import SlabSegment
-from common.wire.channel import make_channel
 from common.wire.convert import capabilities_to_proto
 from common.wire.server import Server
 from decode_service.prefill import prefill_client
 from decode_service.prefill.importer import Importer
-from decode_service.prefill.peer_connection import PeerConfig, PeerConnection, make_slab, received
+from decode_service.prefill.peer_connection import PeerConfig, PeerConnection, make_slab
 from decode_service.prefill.peer_problem import FINISHING
 from decode_service.prefill.peer_session import SessionContext
 from decode_service.prefill.prefill_client import PeerState, PrefillPeer
 from decode_service.prefill.slab_refusals import SlabRefusals
-from kvspan.v1 import transfer_pb2 as pb
 from kvspan.v1 import transfer_pb2_grpc
 from tests.support.clock import ManualClock
 from tests.support.factories import make_geometry
@@ -45,8 +43,6 @@ from tests.support.prefill_peers import turns
 from tests.support.sessions import make_hello, make_identity, make_offer
 
 pytestmark = pytest.mark.usefixtures("leak_check")
-
-NUM_SAID = 50
 
 
 def make_config(slab_dir: Path) -> PeerConfig:
@@ -68,38 +64,6 @@ async def test_a_slab_is_that_of_the_configuration(slab_dir: Path) -> None:
     with await make_slab(make_config(slab_dir)) as slab:
         assert (slab.size_bytes, slab.boot_id) == (16 << 20, "decode-boot")
         assert names_in(slab_dir) == [slab.name]
-
-
-class TalkativePrefill(transfer_pb2_grpc.PrefillServiceServicer):
-    """Says all at once and ends the stream."""
-
-    def __init__(self) -> None:
-        self.has_ended = asyncio.Event()
-
-    async def Transfer(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
-        """Serve a session."""
-        for number in range(NUM_SAID):
-            await context.write(pb.TransferResponse(pong=pb.Pong(number=number)))
-        self.has_ended.set()
-
-
-async def test_what_a_peer_said_before_it_ended_the_stream_is_heard(tmp_path: Path) -> None:
-    """A word of ours that meets the closed stream does not lose what has arrived and was not read."""
-    server, peer = Server([]), TalkativePrefill()
-    transfer_pb2_grpc.add_PrefillServiceServicer_to_server(peer, server.grpc)
-    address = server.listen(f"unix:{tmp_path}/prefill.sock")
-    async with server, make_channel(address) as channel:
-        await server.start()
-        call = transfer_pb2_grpc.PrefillServiceStub(channel).Transfer()
-        await call.write(pb.TransferRequest(ping=pb.Ping(number=1)))
-        await peer.has_ended.wait()
-        with pytest.raises(grpc.aio.AioRpcError):
-            for _ in range(100):
-                await call.write(pb.TransferRequest(ping=pb.Ping(number=1)))
-
-        said = [response.pong.number async for response in received(call)]
-
-    assert said == list(range(NUM_SAID))
 
 
 class RefusingPrefill(transfer_pb2_grpc.PrefillServiceServicer):
