@@ -9,12 +9,13 @@ A new command is one more entry of COMMANDS.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import TextIO
 
 import click
@@ -24,7 +25,7 @@ from common.errors import ConfigError, KVSpanError
 from common.excerpt import visible
 from common.runtime.lifecycle import SIGNALS, EarlyEnd
 from common.telemetry.logging import configure_logging, log_fields
-from common.telemetry.stderr import json_stderr
+from common.telemetry.stderr import STDERR, json_stderr
 from kvspan.audit.command import audit
 from kvspan.bench.command import bench
 from kvspan.commands.check import check
@@ -91,11 +92,17 @@ def _early_end(line: Sequence[str]) -> EarlyEnd:
 
 def _run_logging(line: list[str]) -> int:
     """Run one command line with standard error as it wants it."""
-    name = _json_logger(line)
-    with json_stderr(name) if name else nullcontext() as stream:
-        if stream is not None:
-            configure_logging(name, json=True, stream=stream)
-        return _run(line, stream)
+    stream = None
+    if name := _json_logger(line):
+        leaving = ExitStack()
+        # Before any library is loaded, so after what those do and say when the interpreter ends.
+        atexit.register(leaving.close)
+        stream = leaving.enter_context(json_stderr(name))
+        configure_logging(name, json=True, stream=stream)
+    if not os.isatty(STDERR):
+        # Bars of libraries are for people who watch.
+        os.environ.setdefault("TQDM_DISABLE", "1")
+    return _run(line, stream)
 
 
 def _run(line: list[str], stream: TextIO | None) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json as json_format
 import logging
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -62,6 +63,9 @@ def _fields(record: logging.LogRecord) -> Mapping[str, object]:
 
 def _cut(value: object) -> object:
     """Return a value, of a text at most LONGEST_VALUE characters: clients and peers choose some of them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        # JSON has no such number.
+        return str(value)
     return excerpt(str(value), LONGEST_VALUE) if isinstance(value, str | BaseException) else value
 
 

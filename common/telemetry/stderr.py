@@ -4,7 +4,7 @@ Theory of operation: loggers are not the only writers: libraries print bars and 
 prints tracebacks, native code writes to the descriptor itself. So descriptor 2 becomes a pipe, and a thread
 copies it to what it was before: lines that are JSON objects already (of child processes) as they are, others
 as the text of an event `stderr.line`. Our own log goes past the pipe, so that no line of it is lost when the
-process is killed.
+process is killed, through the stream that the thread writes to: no line gets into another.
 
 Ownership: belongs to the process; one at a time, entered and left by the thread that runs the command.
 """
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Thread
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 from common.telemetry.logging import FIELDS, JSONFormatter
 
@@ -42,48 +42,51 @@ def json_stderr(service: str) -> Iterator[TextIO]:
     sys.stderr.flush()
     os.dup2(writer, STDERR)
     os.close(writer)
-    thread = Thread(target=_copy, args=(reader, before, JSONFormatter(service)), daemon=True)
+    stream = open(before, "w", encoding="utf-8", buffering=1)  # noqa: SIM115 (closed below)
+    thread = Thread(target=_copy, args=(reader, stream, JSONFormatter(service)), daemon=True)
     thread.start()
-    stream = open(before, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115 (closed below)
     try:
         yield stream
     finally:
         sys.stderr.flush()
-        with suppress(OSError):
-            stream.close()
         os.dup2(before, STDERR)
         thread.join(LAST_LINES_S)
         # A child that outlives us may write on: what its lines are copied with stays open then.
         if not thread.is_alive():
             os.close(reader)
-            os.close(before)
+            with suppress(OSError):
+                stream.close()
 
 
 def json_line(line: bytes, formatter: JSONFormatter) -> str:
     """Return one line of whoever as a JSON object."""
     text = line.decode(errors="backslashreplace").strip()
     try:
-        if isinstance(json.loads(text), dict):
+        if isinstance(json.loads(text, parse_constant=_refuse), dict):
             return text
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     record = {"levelname": "WARNING", "name": "stderr", "msg": "stderr.line", FIELDS: {"text": text}}
     return formatter.format(logging.makeLogRecord(record))
 
 
-def _copy(reader: int, destination: int, formatter: JSONFormatter) -> None:
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _copy(reader: int, stream: TextIO, formatter: JSONFormatter) -> None:
     """Copy until the last writer has closed the pipe."""
     rest = b""
     while part := os.read(reader, LONGEST_LINE):
         *lines, rest = _BREAK.split(rest + part)
         if len(rest) >= LONGEST_LINE:
             lines, rest = [*lines, rest], b""
-        _write(lines, destination, formatter)
-    _write([rest], destination, formatter)
+        _write(lines, stream, formatter)
+    _write([rest], stream, formatter)
 
 
-def _write(lines: list[bytes], destination: int, formatter: JSONFormatter) -> None:
+def _write(lines: list[bytes], stream: TextIO, formatter: JSONFormatter) -> None:
     for line in filter(bytes.strip, lines):
         # Whoever reads may be gone; without anybody who empties the pipe its writers would wait for ever.
         with suppress(OSError):
-            os.write(destination, f"{json_line(line, formatter)}\n".encode())
+            stream.write(f"{json_line(line, formatter)}\n")

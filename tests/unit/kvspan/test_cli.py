@@ -100,9 +100,12 @@ def test_no_command_at_all_is_answered_with_the_help(capsys: pytest.CaptureFixtu
 def test_standard_streams_that_were_closed_lead_nowhere(closed: str, tmp_path: Path) -> None:
     """A service manager may start a program without them; no socket or file of ours takes their numbers."""
     code = (
-        "import os, sys; from kvspan import cli; cli.main(['fly', '--log-json'])\n"
-        "with open(sys.argv[1], 'w') as told:\n"
-        "    for number in range(3): print(os.readlink(f'/proc/self/fd/{number}'), file=told)"
+        "import atexit, os, sys\n"
+        "def tell():\n"
+        "    with open(sys.argv[1], 'w') as told:\n"
+        "        for number in range(3): print(os.readlink(f'/proc/self/fd/{number}'), file=told)\n"
+        "atexit.register(tell)\n"
+        "from kvspan import cli; cli.main(['decode', '--log-json'])\n"
     )
     told = tmp_path / "told"
     command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", code, str(told)]
@@ -177,6 +180,19 @@ def test_refusal_is_json_when_the_log_is(line: list[str], environ: dict[str, str
     assert code == EXIT_USAGE
     assert (told["event"], told["level"], told["exit_code"]) == ("command.failed", "ERROR", EXIT_USAGE)
     assert told["problem"].startswith(problem)
+
+
+@pytest.mark.multiprocess
+def test_what_libraries_say_when_the_interpreter_ends_is_json() -> None:
+    """They say it through our log, or past it, after the command has ended."""
+    code = (
+        "import atexit, logging, os; from kvspan import cli; cli.main(['decode', '--log-json'])\n"
+        "atexit.register(os.write, 2, b'bye\\n'); atexit.register(logging.warning, 'cache.told')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+
+    events = [json.loads(line)["event"] for line in done.stderr.splitlines()]
+    assert sorted(events) == ["cache.told", "command.failed", "stderr.line"]
 
 
 @pytest.mark.slow

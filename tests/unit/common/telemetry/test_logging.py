@@ -50,6 +50,15 @@ def test_value_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.endswith('call.failed problem="né\\x9b2J\\u2028"\n')
 
 
+def test_number_that_json_lacks_is_a_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """Else whoever reads the line by the letter cannot."""
+    configure_logging("decode", "INFO", json=True)
+
+    logging.getLogger("x").info("cost.estimated", extra=log_fields(ratio=float("inf"), other=0.5))
+
+    assert '"ratio": "inf", "other": 0.5' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize("value", ["x" * 3_000_000, ValueError("x" * 3_000_000)], ids=["text", "error"])
 def test_value_has_a_limit(as_json: bool, value: object, capsys: pytest.CaptureFixture[str]) -> None:

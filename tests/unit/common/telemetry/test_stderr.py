@@ -72,7 +72,15 @@ def test_nobody_waits_for_a_reader_that_is_gone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "key"), [(b'{"a": 7}', "a"), (b"[7]", "text"), (b"7", "text"), (b"{", "text")]
+    ("line", "key"),
+    [
+        (b'{"a": 7}', "a"),
+        (b"[7]", "text"),
+        (b"7", "text"),
+        (b"{", "text"),
+        (b'{"a": NaN}', "text"),
+        (b'{"a":' * 20_000, "text"),
+    ],
 )
 def test_only_an_object_is_left_as_it_is(line: bytes, key: str) -> None:
     """Other JSON is text: whoever collects lines looks for fields."""
