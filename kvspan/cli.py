@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -23,13 +22,12 @@ from click.core import ParameterSource
 
 from common.errors import ConfigError, KVSpanError
 from common.excerpt import visible
-from common.runtime.lifecycle import SIGNALS, EarlyEnd
 from common.telemetry.logging import configure_logging, log_fields
 from common.telemetry.stderr import STDERR, json_stderr
 from kvspan.audit.command import audit
 from kvspan.bench.command import bench
 from kvspan.commands.check import check
-from kvspan.commands.command import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CommandFailed
+from kvspan.commands.command import EXIT_FAILED, EXIT_USAGE, CommandFailed
 from kvspan.commands.demo import demo
 from kvspan.commands.flags import refusal_text
 from kvspan.commands.generate import generate
@@ -38,19 +36,14 @@ from kvspan.commands.services import decode, prefill
 from kvspan.commands.status import status
 from kvspan.commands.streams import note, open_closed_streams, print_any_text
 from kvspan.commands.up import up
+from kvspan.start import EXIT_INTERRUPTED, early_end
 
 logger = logging.getLogger(__name__)
-
-EXIT_INTERRUPTED = 130
-"""What shells give a program that Ctrl-C ended."""
 
 COMMANDS: tuple[click.Command, ...] = (
     up, prefill, decode, generate, status, check, health, demo, bench, audit,
 )  # fmt: skip
 """Every command, in the order of the help."""
-
-SERVING = frozenset(command.name for command in (up, prefill, decode, demo))
-"""Commands that are meant to be ended by a signal."""
 
 
 class InOrder(click.Group):
@@ -71,7 +64,7 @@ def make_parser(commands: Sequence[click.Command]) -> click.Group:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; raises SystemExit with it when a signal ends it."""
     line = list(sys.argv[1:] if argv is None else argv)
-    with _early_end(line):
+    with early_end(line):
         # The C core of grpc reports every ordinary end of a connection otherwise.
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         # Torch makes a folder for what it compiles, which is nothing here, as soon as it is imported: below
@@ -80,14 +73,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         open_closed_streams()
         print_any_text()
         return _run_logging(line)
-
-
-def _early_end(line: Sequence[str]) -> EarlyEnd:
-    """Return what takes the signals that come before a service takes them, and those of other commands."""
-    if SERVING.isdisjoint(line[:1]):
-        # Ctrl-C is a KeyboardInterrupt there, which asyncio knows how to take.
-        return EarlyEnd((signal.SIGTERM, signal.SIGHUP))
-    return EarlyEnd(SIGNALS, EXIT_OK)
 
 
 def _run_logging(line: list[str]) -> int:

@@ -170,7 +170,7 @@ class PairPlan:
 
 def service_command(name: str, arguments: Sequence[str]) -> tuple[str, ...]:
     """Return the command of a service that ends with this process."""
-    return (*module_command("kvspan.cli"), name, f"{PARENT_FLAG}={os.getpid()}", *arguments)
+    return (*module_command("kvspan.start"), name, f"{PARENT_FLAG}={os.getpid()}", *arguments)
 
 
 class Pair:

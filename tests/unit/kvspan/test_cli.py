@@ -19,6 +19,7 @@ from common.model.source import TinyFamily
 from common.model.tiny import make_byte_tokenizer, make_tiny, tiny_config
 from kvspan import cli
 from kvspan.commands.command import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CommandFailed
+from kvspan.start import EXIT_INTERRUPTED
 
 ROOT = Path(__file__).parents[3]
 HEAVY = ("torch", "transformers", "grpc", "numpy")
@@ -135,7 +136,7 @@ def failing_with(error: BaseException) -> click.Command:
         (ConfigError("slab_bytes", 7, "is too small"), EXIT_USAGE, "kvspan: --slab-bytes=7: is too small\n"),
         (PeerUnavailable("no prefill"), EXIT_FAILED, "kvspan: PREFILL_UNAVAILABLE: no prefill\n"),
         (CommandFailed("said \x9b2J"), EXIT_FAILED, "kvspan: said \\x9b2J\n"),
-        (KeyboardInterrupt(), cli.EXIT_INTERRUPTED, ""),
+        (KeyboardInterrupt(), EXIT_INTERRUPTED, ""),
     ],
 )
 def test_error_of_a_running_command_becomes_one_line_and_a_code(
