@@ -27,7 +27,7 @@ from common.session.prefill_states import PREFILL_SESSION_TRANSITIONS, PrefillSt
 from common.session.transfer_states import TRANSITIONS, TransferState
 from common.settings import setting_text
 from common.wire.status import CODES
-from decode_service.config import DecodeConfig
+from decode_service.config import REMOTE_HEALTH, DecodeConfig
 from kvspan.cli import COMMANDS, make_parser
 from kvspan.commands.flags import SETTINGS, flag_name
 from kvspan.v1 import transfer_pb2
@@ -387,6 +387,7 @@ def test_nothing_but_the_port_of_decode_leaves_its_container() -> None:
         ["published"],
     )
     assert [port.partition(":")[0] for port in decode["ports"]] == ["127.0.0.1"]
+    assert decode["healthcheck"]["test"][-1] == REMOTE_HEALTH
     options = config["networks"]["published"]["driver_opts"]
     assert options == {"com.docker.network.bridge.enable_icc": "false"}
 
