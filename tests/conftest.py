@@ -1,7 +1,7 @@
 """What every test may rely on: reproducible properties, and a look for what a test left behind.
 
 `leak_check` is opted in with `@pytest.mark.usefixtures("leak_check")` or as a parameter: threads, file
-descriptors, child processes and slab files must be after the test what they were before. A test that makes
+descriptors, child processes and slab sockets must be after the test what they were before. A test that makes
 slabs makes them in the directory of the fixture `slab_dir`.
 """
 
@@ -70,7 +70,7 @@ def young_garbage() -> None:
 
 @pytest.fixture
 def leak_check(young_garbage: None, slab_dir: Path) -> Iterator[None]:
-    """Fail the test when a thread, file descriptor, child process or slab file outlives it."""
+    """Fail the test when a thread, file descriptor, child process or slab socket outlives it."""
     before = take_census(slab_dir)
     yield
     give_up_s = time.monotonic() + SETTLE_S

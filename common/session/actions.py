@@ -23,7 +23,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened:
-    """Transfers may start; the slab file may be unlinked since the peer has mapped it."""
+    """Transfers may start; the slab need not be handed over any more, since the peer has mapped it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The first 4096 bytes of a slab file: what it is, how large, whose, and a secret only a mapper can read.
+"""The first 4096 bytes of a slab: what it is, how large, whose, and a secret only a mapper can read.
 
 Theory of operation: fixed fields, little endian, then zeros. The nonce is not in any message before
 Welcome, so a peer that returns it has read this very memory.
@@ -27,7 +27,7 @@ class SlabHeader:
     """The facts in the header page."""
 
     size_bytes: int
-    """Of the whole file, header included."""
+    """Of the whole memory, header included."""
 
     nonce: bytes
     boot_id: str

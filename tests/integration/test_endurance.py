@@ -58,7 +58,7 @@ async def serve_round(pair: Pair, number: int) -> tuple[int, int]:
 
 @pytest.mark.slow
 async def test_two_hundred_requests_grow_nothing(pair: Pair) -> None:
-    """Rule 9, A21: 200 requests add no thread, descriptor, task or slab file, and no memory to speak of.
+    """Rule 9, A21: 200 requests add no thread, descriptor, task or slab socket, and no memory to speak of.
 
     All but memory is looked at behind every test of this folder. What requests keep grows in every round;
     what the libraries take for good, whenever they do, does not.

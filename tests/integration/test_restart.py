@@ -69,7 +69,7 @@ def num_sessions(service: DecodeService) -> int:
     return service.peers[0].statistics().num_sessions
 
 
-def slab_files(config: DecodeConfig) -> list[Path]:
+def slab_sockets(config: DecodeConfig) -> list[Path]:
     """Return what lies in the slab directory."""
     return list(Path(config.slab_dir).iterdir())
 
@@ -85,7 +85,7 @@ async def test_h5_prefill_may_restart(dense: Configs, load: LoadPair, oracle: Or
                 boots.add(service.peers[0].statistics().boot_id)
                 await assert_served(address, oracle)
                 assert num_sessions(service) == life
-                assert slab_files(dense[1]) == []
+                assert slab_sockets(dense[1]) == []
             await wait_for_health(address, NOT_SERVING)
             await assert_unavailable(address)
             await assert_served(address, oracle, route="auto")
@@ -117,7 +117,7 @@ async def test_h2_decode_may_restart(dense: Configs, load: LoadPair, oracle: Ora
                 assert len(prefill.servicer.peers) == 1
                 await assert_served(address, oracle)
             await wait_until(lambda: not prefill.servicer.peers)
-            assert slab_files(dense[1]) == []
+            assert slab_sockets(dense[1]) == []
 
 
 async def test_a17_decode_that_leaves_frees_what_prefill_holds(
@@ -207,7 +207,7 @@ async def test_a_prompt_that_does_not_drain_costs_its_neighbours_nothing(
         oracle.assert_greedy(PROMPT, await neighbour)
         await assert_served(address, oracle)
         await wait_until(lambda: not first.is_open)
-        assert slab_files(dense[1]) == []
+        assert slab_sockets(dense[1]) == []
         assert peer.statistics().num_transfers == 0
         await wait_until(lambda: service.admission.statistics().lanes_used == 0)
 

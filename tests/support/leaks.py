@@ -1,6 +1,6 @@
 """Counts what a process holds, so that a test can show that it left nothing behind.
 
-Theory of operation: a census lists threads, open descriptors, child processes and slab files. What is held
+Theory of operation: a census lists threads, open descriptors, child processes and slab sockets. What is held
 for the whole life of the process by a library (its event engine, its thread pool) is there before the test
 or is named in KEPT_THREADS. Objects that only wait to be collected are collected first. What stands in the
 place of something of its kind is no leak: a pair that tests share may have opened another session meanwhile.
@@ -41,7 +41,7 @@ class Census:
     children: Counter[str]
     """Process ids of living children, grandchildren included."""
 
-    slab_files: Counter[str]
+    slab_sockets: Counter[str]
     """Names in the slab directory."""
 
 
@@ -54,7 +54,7 @@ def take_census(slab_dir: Path) -> Census:
         ),
         descriptors=Counter(_descriptors()),
         children=Counter(str(child.pid) for child in psutil.Process().children(recursive=True)),
-        slab_files=Counter(path.name for path in slab_dir.iterdir()) if slab_dir.exists() else Counter(),
+        slab_sockets=Counter(path.name for path in slab_dir.iterdir()) if slab_dir.exists() else Counter(),
     )
 
 
@@ -65,7 +65,7 @@ def assert_no_leak(before: Census, slab_dir: Path) -> None:
         "threads": after.threads - before.threads,
         "descriptors": after.descriptors - before.descriptors,
         "children": after.children - before.children,
-        "slab files": after.slab_files - before.slab_files,
+        "slab sockets": after.slab_sockets - before.slab_sockets,
     }
     left = [f"{kind}: {', '.join(sorted(items.elements()))}" for kind, items in leaks.items() if items]
     assert not left, "left behind: " + "; ".join(left)

@@ -26,7 +26,7 @@ def test_nothing_is_found_when_everything_was_given_back(slab_dir: Path) -> None
 
 
 def leave_a_file(slab_dir: Path) -> Callable[[], None]:
-    """Leave a slab file."""
+    """Leave a slab socket."""
     (slab_dir / "slab").touch()
     return (slab_dir / "slab").unlink
 
@@ -63,7 +63,7 @@ def leave_a_child(slab_dir: Path) -> Callable[[], None]:
 @pytest.mark.parametrize(
     ("leave", "kind"),
     [
-        (leave_a_file, "slab files: slab"),
+        (leave_a_file, "slab sockets: slab"),
         (leave_a_descriptor, "descriptors: "),
         (leave_a_thread, "threads: left"),
         (leave_a_child, "children: "),

@@ -1,4 +1,4 @@
-"""The first page of a slab file."""
+"""The first page of a slab socket."""
 
 import pytest
 
