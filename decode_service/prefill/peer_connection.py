@@ -35,7 +35,7 @@ from common.wire.convert import capabilities_from_proto, prefill_message_from_pr
 from common.wire.decoding import require_readable
 from common.wire.failure import RemoteFailure, from_rpc_error
 from common.wire.responses import responses_of
-from decode_service.prefill.peer_problem import problem_of
+from decode_service.prefill.peer_problem import problem_of, silence_of
 from decode_service.prefill.peer_session import PeerSession, SessionContext
 from decode_service.prefill.remote_place import RemotePlace
 from decode_service.prefill.slab_refusals import SlabRefusals
@@ -151,7 +151,7 @@ class PeerConnection:
             answer = await stub.GetCapabilities(request, wait_for_ready=True, timeout=HANDSHAKE_S)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise PeerUnavailable("it does not answer") from error
+                raise PeerUnavailable(silence_of(self._target)) from error
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 raise PeerUnavailable("what answers there is no prefill service") from error
             raise

@@ -9,6 +9,7 @@ Not here: when a session is tried again (`prefill_client.py`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from common.errors import (
     ShuttingDown,
 )
 from common.excerpt import printable
+from common.runtime.address import UnixAddress, parse_address
 from common.wire.failure import RemoteFailure
 
 MAX_REASON_CHARS = 63
@@ -64,6 +66,15 @@ def problem_of(error: KVSpanError | RemoteFailure) -> PeerProblem:
     differences = error.differences if isinstance(error, NegotiationError) else ()
     text = printable(str(error), MAX_TEXT_CHARS)
     return PeerProblem(error.code, text, tuple(map(_shown, differences[:MAX_DIFFERENCES])))
+
+
+def silence_of(target: str) -> str:
+    """Return what can be said of a prefill service that does not answer at an address."""
+    address = parse_address("prefill", target)
+    if isinstance(address, UnixAddress) and address.path.exists() and not os.access(address.path, os.W_OK):
+        owner = address.path.stat().st_uid
+        return f"its socket belongs to uid {owner}, this is uid {os.geteuid()}; run both as one user"
+    return "it does not answer"
 
 
 def unavailable(problems: Iterable[PeerProblem], refusal: RequestError | None = None) -> PeerUnavailable:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import grpc
+import pytest
 
 from common.errors import Difference, GeometryMismatch, PeerLost, PeerUnavailable, SlabNotShared
 from common.wire.failure import FailureDetails, RemoteFailure
-from decode_service.prefill.peer_problem import MAX_DIFFERENCES, PeerProblem, problem_of, unavailable
+from decode_service.prefill.peer_problem import (
+    MAX_DIFFERENCES,
+    PeerProblem,
+    problem_of,
+    silence_of,
+    unavailable,
+)
 
 PAGES = Difference("geometry.page_tokens", "64", "32")
 NO_FILE = Difference("slab.socket", "made one", "cannot open it in --slab-dir: No such file or directory")
@@ -79,3 +89,22 @@ def test_a_client_is_told_no_address() -> None:
 def test_a_service_without_peers_says_so() -> None:
     """There is nothing to wait for then."""
     assert str(unavailable([])) == "no prefill service is connected (none is configured)"
+
+
+@pytest.mark.parametrize(
+    ("name", "may_write", "said"),
+    [
+        ("socket", False, "its socket belongs to uid {owner}, this is uid 12345; run both as one user"),
+        ("socket", True, "it does not answer"),
+        ("none", False, "it does not answer"),
+    ],
+)
+def test_a_socket_of_another_user_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, may_write: bool, said: str
+) -> None:
+    """To whoever runs both services it looks like a prefill service that is down."""
+    (tmp_path / "socket").touch()
+    monkeypatch.setattr(os, "access", lambda *_: may_write)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+
+    assert silence_of(f"unix:{tmp_path / name}") == said.format(owner=tmp_path.stat().st_uid)
