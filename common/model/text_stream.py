@@ -17,17 +17,14 @@ Not here: stop strings (`stops.py`), which tokens are bytes (`token_bytes.py`).
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Sequence
 
 from common.excerpt import common_length
 from common.model.text import Tokenizer
+from common.model.token_bytes import INCOMPLETE, LONGEST_BEGUN, begun
 
 CONTEXT = 6
 """Tokens, as many as decoders look back at: one for the space between two, more where those are spaces."""
-
-_INCOMPLETE = "\ufffd"
-"""How decoders show bytes that begin a character and do not end it."""
 
 
 class TextStream:
@@ -40,7 +37,8 @@ class TextStream:
         self._tokenizer = tokenizer
         self._window: list[int] = []
         # Invariant: tokens that are text; others are dropped by decoding, wherever they stand.
-        self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
+        self._bytes = b""
+        # Invariant: the last bytes of those behind the tokens, as many as can begin a character.
         self._is_in_run = False
         self._take(self._tail(prompt_ids))
         self._shown = tokenizer.decode(self._window)
@@ -55,45 +53,56 @@ class TextStream:
         """Return the text that was still held back; the answer is over."""
         if self._is_in_run:
             # Else the begun character would take the whole run with it.
-            del self._window[len(self._window) - len(self._begun()) :]
-            self._bytes.reset()
+            del self._window[len(self._window) - len(begun(self._bytes)) :]
+            self._bytes = b""
         return self._show()
 
     def _take(self, token_ids: Sequence[int]) -> None:
         for token_id in filter(self._tokenizer.is_text, token_ids):
             part = self._tokenizer.bytes_of(token_id)
-            if part is None:
-                self._bytes.reset()
-            else:
-                self._bytes.decode(part)
+            self._bytes = b"" if part is None else (self._bytes + part)[-LONGEST_BEGUN:]
             self._is_in_run = part is not None and self._tokenizer.has_byte_runs
             self._window.append(token_id)
 
     def _show(self) -> str:
         text = self._tokenizer.decode(self._window)
-        if self._begun():
-            text = text.removesuffix(_INCOMPLETE)
+        is_begun = bool(begun(self._bytes))
+        if is_begun:
+            text = text.removesuffix(INCOMPLETE)
         # They part where the answer completes a character that the prompt begins.
         delta = text[common_length(self._shown, text) :]
         if delta:
             self._shown = text
-        if len(self._window) > 2 * CONTEXT and not self._begun():
+        if len(self._window) > 2 * CONTEXT and not is_begun:
             self._window = self._window[-CONTEXT:]
             self._shown = self._tokenizer.decode(self._window)
         return delta
 
-    def _begun(self) -> bytes:
-        """Return the bytes at the end that begin a character and do not end it."""
-        held, _ = self._bytes.getstate()
-        # Python waits for the second half of what would be a surrogate, which text never has.
-        return held if held.decode(errors="replace") == _INCOMPLETE else b""
-
     def _tail(self, prompt_ids: Sequence[int]) -> list[int]:
         """Return as many of the last tokens of a prompt as the text of the next ones depends on."""
-        tail: list[int] = []
+        before: list[int] = []
+        run: list[int] = []
         for token_id in filter(self._tokenizer.is_text, reversed(prompt_ids)):
-            is_in_run = self._tokenizer.has_byte_runs and self._tokenizer.bytes_of(token_id) is not None
-            if len(tail) >= CONTEXT and not is_in_run:
+            is_byte = self._tokenizer.has_byte_runs and self._tokenizer.bytes_of(token_id) is not None
+            if is_byte and not before:
+                run.append(token_id)
+            elif len(before) < CONTEXT:
+                before.append(token_id)
+            else:
                 break
-            tail.append(token_id)
-        return tail[::-1]
+        run.reverse()
+        # With nothing before it the run shows that an answer does not begin a text.
+        return before[::-1] + self._open_end(run) if before else run
+
+    def _open_end(self, run: list[int]) -> list[int]:
+        """Return what an answer may go on with of a run of byte tokens: a character that it begins.
+
+        The others are text of the prompt, also if an answer goes on with bytes that are none.
+        """
+        data = b"".join(filter(None, map(self._tokenizer.bytes_of, run)))
+        num_done = len(data) - len(begun(data))
+        try:
+            data[:num_done].decode()
+        except UnicodeDecodeError:
+            return run
+        return run[num_done:]

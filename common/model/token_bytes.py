@@ -8,12 +8,19 @@ U+FFFD when any of it is no text. With every other decoder a token is text.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
+
+INCOMPLETE = "\ufffd"
+"""How decoders show bytes that begin a character and do not end it."""
+
+LONGEST_BEGUN = 3
+"""Bytes of a character without its last one."""
 
 _FALLBACK = re.compile("<0x([0-9A-Fa-f]{2})>")
 
@@ -44,6 +51,15 @@ class TokenBytes:
             return bytes(map(self._bytes.__getitem__, token))
         # A token that was added to the vocabulary, as it is written.
         return token.encode()
+
+
+def begun(data: bytes) -> bytes:
+    """Return the bytes at the end of some bytes that begin a character and do not end it."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(data[-LONGEST_BEGUN:])
+    held, _ = decoder.getstate()
+    # Python waits for the second half of what would be a surrogate, which text never has.
+    return held if held.decode(errors="replace") == INCOMPLETE else b""
 
 
 def byte_symbols() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,20 @@ def make_prompts(folder: Path) -> list[tuple[dict[str, Any], list[int]]]:
     return prompts
 
 
+def added_text(folder: Path, prompt: list[int], answer: tuple[int, ...]) -> str:
+    """Return what transformers says that an answer adds to its prompt, up to what is no text at its end."""
+    decode = partial(
+        AutoTokenizer.from_pretrained(folder).decode,
+        skip_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+    )
+    before, whole = str(decode(prompt)), str(decode([*prompt, *answer]))
+    if not whole.startswith(before):
+        # Bytes that are no text after a run of byte tokens: decoded as a whole, the prompt is spoilt too.
+        before, whole = "", str(decode(answer))
+    return whole.removeprefix(before).rstrip("\ufffd")
+
+
 def generated(folder: Path, prompts: list[list[int]]) -> list[tuple[int, ...]]:
     """Return what transformers answers, without the defaults of the folder."""
     with shown_progress(False):
@@ -118,10 +133,11 @@ def generated(folder: Path, prompts: list[list[int]]) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("odd", ODD)
 async def test_text_and_chats_are_read_and_answered_as_by_transformers(odd: str, tmp_path: Path) -> None:
-    """The same ids, as many of them and the same answers, computed here and there."""
+    """The same ids, as many of them and the same answers, computed here and there; their text fits (Y13)."""
     folder = make_folder(tmp_path / "model", odd)
     prompts = make_prompts(folder)
     expected = generated(folder, [ids for _, ids in prompts])
+    texts = [added_text(folder, ids, answer) for (_, ids), answer in zip(prompts, expected, strict=True)]
 
     async with running_pair(*make_configs(tmp_path, str(folder))) as pair:
         for route in ("remote", "local"):
@@ -132,5 +148,6 @@ async def test_text_and_chats_are_read_and_answered_as_by_transformers(odd: str,
                 for given, _ in prompts
             ]
             assert [one.token_ids for one in answers] == expected, route
+            assert [one.text.rstrip("\ufffd") for one in answers] == texts, route
             assert any(token >= NUM_ROWS - 40 for one in answers for token in one.token_ids)
             assert [one.usage.prompt_tokens for one in answers] == [len(ids) for _, ids in prompts]
