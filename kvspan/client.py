@@ -18,11 +18,13 @@ none `ConfigError`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+import operator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
 
 from common.errors import InvalidRequest, RemoteProtocolError, Violation
+from common.settings import LONGEST_S
 from common.wire.channel import make_channel, make_sync_channel
 from common.wire.decoding import require_readable
 from common.wire.failure import remote_failures
@@ -73,6 +75,7 @@ class Options(TypedDict, total=False):
     request_id: str | None
     model: str | None
     time_limit_s: float | None
+    """Above 0 and at most a week; also the deadline of the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +218,7 @@ def make_request(prompt: str | None, options: Options) -> pb.GenerateRequest:
     """
     violations: list[Violation] = []
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    given.pop("time_limit_s", None)
+    _check_time_limit(given.pop("time_limit_s", None), violations)
     messages, token_ids = given.pop("messages", None), given.pop("token_ids", None)
     if sum(source is not None for source in (prompt, messages, token_ids)) != 1:
         violations.append(Violation("prompt", "give exactly one of prompt, messages and token_ids"))
@@ -230,9 +233,9 @@ def make_request(prompt: str | None, options: Options) -> pb.GenerateRequest:
     if prompt is not None:
         fields["text"] = prompt
     if messages is not None:
-        fields["chat"] = {"messages": [dict(message) for message in messages]}
+        fields["chat"] = {"messages": _each("chat", dict, messages, violations)}
     if token_ids is not None:
-        fields["tokens"] = {"token_ids": list(token_ids)}
+        fields["tokens"] = {"token_ids": _each("tokens", operator.index, token_ids, violations)}
     request = pb.GenerateRequest()
     for name, value in fields.items():
         _merge(request, name, value, violations)
@@ -260,10 +263,28 @@ def make_completion(responses: Sequence[pb.GenerateResponse]) -> Completion:
     )
 
 
+def _check_time_limit(limit_s: Any, violations: list[Violation]) -> None:
+    # A longer one overflows in the library, which then gives up at once.
+    if limit_s is not None and not (isinstance(limit_s, int | float) and 0 < limit_s <= LONGEST_S):
+        problem = f"is {limit_s!r}, must be a number above 0 and at most {LONGEST_S:g}"
+        violations.append(Violation("time_limit_s", problem))
+
+
+def _each(
+    name: str, make: Callable[[Any], Any], values: Iterable[Any], violations: list[Violation]
+) -> list[Any]:
+    """Return what `make` makes of each value, or note why one cannot be sent."""
+    try:
+        return [make(value) for value in values]
+    except (TypeError, ValueError) as error:
+        violations.append(Violation(name, str(error)))
+        return []
+
+
 def _choice(name: str, value: object, choices: Mapping[str, int], violations: list[Violation]) -> int:
     if value is None:
         return 0
-    if value not in choices:
+    if str(value) not in choices:
         violations.append(Violation(name, f"is {value!r}, must be one of {', '.join(choices)}"))
     return choices.get(str(value), 0)
 

@@ -6,6 +6,8 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping
+from math import inf, nan
+from typing import Any
 
 import grpc
 import pytest
@@ -186,12 +188,30 @@ def test_request_is_refused_with_every_option_that_cannot_be_sent() -> None:
     }
 
 
-def test_request_is_refused_when_its_tokens_or_turns_are_none() -> None:
-    """What is no token id and no turn is named before anything is sent."""
-    with pytest.raises(errors.InvalidRequest, match="tokens"):
-        make_request(None, {"token_ids": [5, -1]})
-    with pytest.raises(errors.InvalidRequest, match="chat"):
-        make_request(None, {"messages": [{"role": "user", "text": "Hi"}]})
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"token_ids": [5, -1]}, "tokens"),
+        ({"token_ids": [5.5]}, "tokens"),
+        ({"token_ids": 5}, "tokens"),
+        ({"messages": [{"role": "user", "text": "Hi"}]}, "chat"),
+        ({"messages": [{"role": "user", "content": "\udcff"}]}, "chat"),
+        ({"messages": "Hi"}, "chat"),
+        ({"messages": [5]}, "chat"),
+        ({"token_ids": [5], "route": ["auto"]}, "route"),
+        ({"token_ids": [5], "stop": 5}, "stop"),
+        *(
+            ({"token_ids": [5], "time_limit_s": limit_s}, "time_limit_s")
+            for limit_s in (0, -1, "x", 1e9, inf, nan)
+        ),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_by_name(options: Any, field: str) -> None:
+    """Before anything is sent, and never with an error of a library."""
+    with pytest.raises(errors.InvalidRequest) as caught:
+        make_request(None, options)
+
+    assert [violation.field for violation in caught.value.violations] == [field]
 
 
 @pytest.mark.multiprocess
