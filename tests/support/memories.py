@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,9 +68,14 @@ def _punched() -> int:
 
 def _file_in(folder: str) -> int:
     """Return a file of the right size."""
-    fd = os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
-    os.posix_fallocate(fd, 0, SIZE)
-    return fd
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, SIZE)
+        return os.dup(file.fileno())
+
+
+def _huge_pages() -> int:
+    """Return memory of huge pages; of those a host may have none, and it is not asked for one."""
+    return memfd(2 << 20, flags=os.MFD_HUGETLB | os.MFD_HUGE_2MB, is_there=False)
 
 
 def _pipe() -> int:
@@ -94,20 +100,18 @@ BAD: dict[str, tuple[Callable[[], int], str]] = {
     "not for writing": (lambda: memfd(seals=SEALS | fcntl.F_SEAL_WRITE), "slab.seals"),
     "not for new writers": (lambda: memfd(seals=SEALS | FUTURE_WRITE), "slab.seals"),
     "file in a tmpfs": (lambda: _file_in("/dev/shm"), "slab.seals"),
-    "file on a disk": (lambda: _file_in(str(Path(__file__).parent)), "slab.memory"),
+    "file elsewhere": (lambda: os.open("/proc/version", os.O_RDONLY | os.O_CLOEXEC), "slab.memory"),
     "pipe": (_pipe, "slab.memory"),
     "device": (lambda: os.open("/dev/zero", os.O_RDWR), "slab.memory"),
     "sparse": (lambda: memfd(is_there=False), "slab.bytes"),
     "punched": (_punched, "slab.bytes"),
     "shorter": (lambda: memfd(SIZE - 4096), "slab.size_bytes"),
     "longer": (lambda: memfd(SIZE + 4096), "slab.size_bytes"),
-    # Of huge pages a host may have none: it is not even asked for one.
-    "huge pages": (
-        lambda: memfd(2 << 20, flags=os.MFD_HUGETLB | os.MFD_HUGE_2MB, is_there=False),
-        "slab.pages",
-    ),
 }
 """How what a peer hands over is made, and the field by which it is refused."""
 
 if os.geteuid() == 0:
     BAD["of another user"] = (_of_another_user, "slab.owner")
+
+if Path("/sys/kernel/mm/hugepages/hugepages-2048kB").exists():
+    BAD["huge pages"] = (_huge_pages, "slab.pages")

@@ -1,4 +1,4 @@
-"""The first page of a slab socket."""
+"""The first page of a slab."""
 
 import pytest
 
