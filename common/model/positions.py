@@ -67,9 +67,12 @@ def check_rotation(model: PreTrainedModel, decoder: PreTrainedConfig) -> None:
         len(buffer) for name, buffer in model.named_buffers() if name.rpartition(".")[2].endswith("inv_freq")
     }
     for where, rope in _encodings(decoder):
-        factor, head_dim = rope.get("partial_rotary_factor") or 1, getattr(decoder, "head_dim", None)
-        is_partial = factor != 1 and rope.get("rope_type") != "proportional"
-        if is_partial and lengths and head_dim and (int(head_dim * factor) + 1) // 2 not in lengths:
+        factor = rope.get("partial_rotary_factor") or 1
+        if factor == 1 or rope.get("rope_type") == "proportional" or not lengths:
+            continue
+        # Not asked for before: a size that differs by layer raises when it is.
+        head_dim = getattr(decoder, "head_dim", None)
+        if head_dim and (int(head_dim * factor) + 1) // 2 not in lengths:
             problem = f"{where}.partial_rotary_factor is {factor}, which this model type does not obey"
             raise UnsupportedModel(str(decoder.model_type), (), problem)
 
