@@ -15,6 +15,7 @@ from common.model.loader import load_model, resolve_dtype
 from common.model.progress import shown_progress
 from common.model.source import TinyFamily
 from common.model.tiny import EOS_ID, make_byte_tokenizer, make_tiny, tiny_config
+from tests.support.cases import save_model, uneven_config
 
 
 @pytest.fixture
@@ -49,6 +50,16 @@ def test_same_content_has_the_same_fingerprint_from_memory_and_folder(tmp_path: 
     assert saved.fingerprint == tiny.fingerprint
     assert saved.config_fields == tiny.config_fields
     assert saved.geometry == tiny.geometry
+
+
+def test_heads_of_different_size_are_no_problem(tmp_path: Path) -> None:
+    """Such a config raises when it is asked for the one size of all its layers."""
+    with shown_progress(False):
+        save_model(uneven_config(), tmp_path)
+
+    loaded = load_model(str(tmp_path), "float32", page_tokens=16, progress=False)
+
+    assert [group.head_dim for group in loaded.geometry.groups] == [16, 24]
 
 
 def test_several_end_tokens_are_all_known(folder: Path) -> None:
