@@ -67,6 +67,12 @@ from common.session.prefill_states import (
 SHUTTING_DOWN = "the prefill service is shutting down"
 """What decode is told when prefill leaves."""
 
+MAX_NONSENSE = 1000
+"""Messages without effect, refused starts included, that a session may send beyond what crosses on the way.
+
+A sound peer may send one late message for each transfer that was accepted and for each span that was sealed.
+"""
+
 
 @dataclass(slots=True)
 class IgnoredCounts:
@@ -128,6 +134,9 @@ class PrefillSession:
         self._has_to_leave = False
         # Invariant: on the way into OPEN it tells whether an end came while nobody was there to hear it.
         self._ignored = IgnoredCounts()
+        self._refused_starts = 0
+        self._num_answerable = 0
+        # Invariant: accepted transfers and sealed spans; each may be answered too late once.
 
     @property
     def state(self) -> PrefillState:
@@ -174,6 +183,7 @@ class PrefillSession:
         if self._state is PrefillState.CLOSED:
             self._ignored.unknown_messages += 1
             return ()
+        self._check_sense()
         if isinstance(message, Hello):
             return self._greeted(message)
         if self._state not in WELCOMED:
@@ -210,6 +220,7 @@ class PrefillSession:
         if job is None or not job.seal(span.sequence):
             self._ignored.dropped_spans += 1
             return ()
+        self._num_answerable += 1
         return (Send(SpanSealed(span)),)
 
     def engine_finished(
@@ -256,6 +267,14 @@ class PrefillSession:
             actions.append(SlabIdle())
         return tuple(actions)
 
+    def _check_sense(self) -> None:
+        """Raise `RemoteProtocolError` when more came without effect than may cross on the way."""
+        ignored = self._ignored
+        without_effect = ignored.unknown_messages + ignored.repeated_starts + ignored.ignored_releases
+        allowed = self._num_answerable + MAX_NONSENSE
+        if (num := without_effect + self._refused_starts) > allowed:
+            raise RemoteProtocolError(f"{num} messages had no effect or were refused, allowed {allowed}")
+
     def _greeted(self, hello: Hello) -> tuple[PrefillAction, ...]:
         if self._state is not PrefillState.WAITING:
             raise RemoteProtocolError("one Hello per session", state=self._state.value, event="Hello")
@@ -289,9 +308,12 @@ class PrefillSession:
             reason, problem = ShuttingDown.code, SHUTTING_DOWN
         self._highest_id = max(self._highest_id, start.transfer_id)
         if problem:
+            # Before it hears that we leave, a sound peer may start as many as it likes.
+            self._refused_starts += self._state is not PrefillState.LEAVING
             return (Send(PrefillFailed(start.transfer_id, start.attempt, reason, problem)),)
         accepted = PrefillAccepted(start.transfer_id, start.attempt, len(self._jobs))
         self._jobs[start.transfer_id] = PrefillJob(start)
+        self._num_answerable += 1
         return (Send(accepted), Enqueue(start))
 
     def _problem(self, start: StartPrefill) -> str:
