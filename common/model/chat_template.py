@@ -43,6 +43,10 @@ class ChatTemplate:
         self._variables = dict(variables)
         self._compiled: Template | None = None
 
+    def says(self, words: str) -> bool:
+        """Tell whether words stand in the template itself; others may be those of a message."""
+        return words in self._source
+
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Return a chat as text, up to where the model's turn begins, or stands when the last one is its own.
 

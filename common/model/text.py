@@ -61,7 +61,7 @@ class Tokenizer:
         self._backend.no_padding()
         self._bound = text_bound(self._backend, lambda text: len(self._ids(text, add_special_tokens=False)))
         self._before, self._after = self._around()
-        template = _template_of(pretrained)
+        self._template = template = _template_of(pretrained)
         declared = map(self._backend.token_to_id, pretrained.chat_control_tokens or ())
         own = self._try(template) if template is not None else ()
         self._control = ControlTokens(self._backend, {*self._special_ids, *end_ids, *declared, *own})
@@ -116,10 +116,12 @@ class Tokenizer:
             raise
         except TimeoutError as error:
             raise InvalidRequest([Violation("chat", f"the chat template has {error}")]) from None
-        except Exception as refusal:  # a template is a program of the model's author and may raise anything
-            # Its words may quote a whole message.
-            problem = f"the chat template refused: {excerpt(str(refusal))}"
-            raise InvalidRequest([Violation("chat", problem)]) from refusal
+        except Exception as refusal:  # noqa: BLE001 - a program of the model's author may raise anything
+            # Its words may quote a message, and what is said here is logged: so is the cause of an error.
+            words = str(refusal)
+            is_own = self._template is not None and self._template.says(words)
+            problem = f"the chat template refused: {excerpt(words) if is_own else type(refusal).__name__}"
+            raise InvalidRequest([Violation("chat", problem)]) from None
         self._check_fits(pieces, max_tokens)
         if len(pieces) > 1:
             return self._control.ids_of(pieces)

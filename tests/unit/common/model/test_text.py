@@ -11,7 +11,6 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from common.errors import ConfigError, InvalidRequest, PromptTooLong
-from common.excerpt import MARK, SHOWN_CHARS
 from common.model import text as text_module
 from common.model.demo import cache_folder, demo_checkpoint
 from common.model.text import LONG_TEXT_CHARS, Tokenizer
@@ -224,15 +223,20 @@ def with_template(template: str) -> Tokenizer:
     return Tokenizer(pretrained)
 
 
-def test_the_words_of_a_template_that_refuses_are_quoted_in_part() -> None:
-    """They may be a message of the chat, of any length."""
-    tokenizer = with_template("{{ raise_exception('no ' + messages[0].content) }}")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [("'roles must alternate'", "roles must alternate"), ("'no ' + messages[0].content", "TemplateError")],
+)
+def test_a_template_that_refuses_is_quoted_in_its_own_words_only(words: str, told: str) -> None:
+    """Others may be a message of the chat, which no log may have."""
+    tokenizer = with_template("{{ raise_exception(" + words + ") }}")
 
     with pytest.raises(InvalidRequest) as refusal:
-        tokenizer.encode_chat([{"role": "user", "content": "x" * 1000}])
+        tokenizer.encode_chat([{"role": "user", "content": "a secret"}])
 
     (violation,) = refusal.value.violations
-    assert violation.problem == "the chat template refused: no " + "x" * (SHOWN_CHARS - 4) + MARK
+    assert violation.problem == f"the chat template refused: {told}"
+    assert refusal.value.__cause__ is None
 
 
 def test_a_template_that_does_not_end_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
