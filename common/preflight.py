@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from common.errors import ConfigError
-from common.model.checkpoint import read_checkpoint
-from common.model.configuration import read_config
-from common.model.folder import check_complete
-from common.model.source import parse_source
+from common.model.folder.checkpoint import read_checkpoint
+from common.model.folder.configuration import read_config
+from common.model.folder.files import check_complete
+from common.model.folder.source import parse_source
 from common.own_file import file_problem
 from common.runtime.address import parse_address
 from common.runtime.listening import check_free

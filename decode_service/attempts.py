@@ -31,7 +31,7 @@ from common.errors import (
     PeerUnavailable,
     PrefillEngineFailed,
 )
-from common.model.text import Tokenizer
+from common.model.text.tokenizer import Tokenizer
 from common.runtime.clock import Clock
 from common.telemetry.logging import log_fields
 from common.telemetry.timeline import Timeline

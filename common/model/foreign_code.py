@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING
 
 from common.errors import ConfigError
 from common.excerpt import excerpt
-from common.model.folder import CONFIG, TOKENIZER_CONFIG, read_object
+from common.model.folder.files import CONFIG, TOKENIZER_CONFIG, read_object
 
 _KEY = "auto_map"
 

@@ -4,7 +4,8 @@ Theory of operation: the config is read and described first, so that a model kvs
 before a weight is touched. Weights that the checkpoint lacks are an error, never random. After loading, a
 forward of two tokens checks the description. Only local files are read.
 
-Not here: attention over pages (`attention.py`), prefill (`prefill.py`).
+Not here: attention over pages (`common/model/forward/attention.py`), prefill
+(`common/model/forward/prefill.py`).
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from transformers import PreTrainedTokenizerFast as FastTokenizer
 from common.errors import ConfigError
 from common.excerpt import excerpt
 from common.kv.geometry import DType, KVGeometry
-from common.model.checkpoint import read_checkpoint
-from common.model.configuration import read_config
 from common.model.demo import DEMO_NAME, cache_folder, ensure_demo_checkpoint
 from common.model.describe import check_against, describe, text_config, use_plainly
 from common.model.fingerprint import config_fields, fingerprint, tokenizer_fields
-from common.model.folder import CONFIG, TOKENIZER, check_complete
+from common.model.folder.checkpoint import read_checkpoint
+from common.model.folder.configuration import read_config
+from common.model.folder.files import CONFIG, TOKENIZER, check_complete
+from common.model.folder.source import ModelSource, SourceKind, parse_source
 from common.model.foreign_code import code_notes
 from common.model.generation import EndTokens, check_generation, end_ids, unused_defaults
 from common.model.library import blamed
 from common.model.positions import context_limits, ignored_keys
 from common.model.progress import shown_progress
-from common.model.source import ModelSource, SourceKind, parse_source
-from common.model.text import Tokenizer
+from common.model.text.tokenizer import Tokenizer
+from common.model.text.tokenizer_files import read_tokenizer
 from common.model.tiny import make_byte_tokenizer, make_tiny, tiny_config
-from common.model.tokenizer_files import read_tokenizer
 from common.model.unread_keys import unread_keys
 from common.model.weights import load_weights
 from common.session.identity import ModelFingerprint

@@ -8,7 +8,7 @@ it was made for; where the frequencies are stretched (`linear`, `yarn`) an opera
     linear    max_position_embeddings x factor
     yarn      original_max_position_embeddings x factor
 
-Not here: the text of config.json (`configuration.py`).
+Not here: the text of config.json (`common/model/folder/configuration.py`).
 """
 
 from __future__ import annotations

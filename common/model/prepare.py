@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 
 from common.errors import ConfigError
-from common.model.linears import STABLE_ROWS, stabilise
+from common.model.forward.linears import STABLE_ROWS, stabilise
+from common.model.forward.prefill import ChunkedPrefill, numerics
 from common.model.loader import LoadedModel, load_model
-from common.model.prefill import ChunkedPrefill, numerics
 from common.runtime.memory import trim_memory
 from common.runtime.threads import resolve_threads
 from common.session.identity import Numerics, PeerIdentity

@@ -23,8 +23,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from common.model.source import TinyFamily
-from common.model.token_bytes import byte_symbols
+from common.model.folder.source import TinyFamily
+from common.model.text.token_bytes import byte_symbols
 
 BOS_ID, EOS_ID, PAD_ID = 256, 257, 258
 VOCAB_SIZE = 259

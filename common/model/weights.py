@@ -7,7 +7,7 @@ that its layers have not, a layer beyond the last. What belongs to another part 
 is named. Before memory is taken the config is held against the heads of the files: it may want little more
 than these hold.
 
-Not here: the files themselves (`checkpoint.py`), what the config means (`describe.py`).
+Not here: the files themselves (`common/model/folder/checkpoint.py`), what the config means (`describe.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from common.errors import ConfigError
 from common.excerpt import excerpt
-from common.model.checkpoint import ADAPTER, Checkpoint
+from common.model.folder.checkpoint import ADAPTER, Checkpoint
 from common.model.library import blamed
 
 _COMPUTED = (

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from common.errors import InvalidRequest, PromptTooLong, UnknownModel, Violation
 from common.excerpt import excerpt, printable
-from common.model.stops import special_stop_ids, unreachable_stops
-from common.model.text import LONG_TEXT_CHARS, Tokenizer
+from common.model.text.stops import special_stop_ids, unreachable_stops
+from common.model.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from common.session.messages import TransferMode
 from common.wire.enums import MODES
 from decode_service.request import Request, Route, SamplingParams, sampling_violations

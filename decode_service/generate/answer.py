@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from common.model.stops import StopMatcher
-from common.model.text import Tokenizer
-from common.model.text_stream import TextStream
+from common.model.text.stops import StopMatcher
+from common.model.text.stream import TextStream
+from common.model.text.tokenizer import Tokenizer
 from decode_service.generate.sampling import SampledToken, Sampler
 from decode_service.request import Request
 

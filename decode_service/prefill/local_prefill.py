@@ -34,7 +34,7 @@ from common.errors import (
     RequestError,
     told,
 )
-from common.model.prefill import ChunkedPrefill
+from common.model.forward.prefill import ChunkedPrefill
 from common.runtime.clock import Clock
 from common.runtime.invariants import raise_on
 from common.runtime.tasks import run_to_end

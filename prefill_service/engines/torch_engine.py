@@ -1,7 +1,7 @@
 """Prefill with transformers' own modules, chunk by chunk.
 
-Not here: the computing itself (`common/model/prefill.py`), which the decode service uses for its local
-route too; the same code on both sides is what makes their KV equal.
+Not here: the computing itself (`common/model/forward/prefill.py`), which the decode service uses for its
+local route too; the same code on both sides is what makes their KV equal.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from common.kv.geometry import KVGeometry
 from common.kv.writer import KVWriter
-from common.model.prefill import ChunkedPrefill
+from common.model.forward.prefill import ChunkedPrefill
 from prefill_service.engines.base import EngineDescription
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from common.errors import ConfigError
+from common.model.folder.source import parse_source
 from common.model.loader import TORCH_DTYPES, load_model
-from common.model.source import parse_source
 from common.model.tiny import make_tiny, tiny_config
 from common.telemetry.logging import configure_logging
 from decode_service.app import serve as serve_decode

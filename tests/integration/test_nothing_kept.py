@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from common.errors import InvariantViolation
-from common.model.prefill import ChunkedPrefill
+from common.model.forward.prefill import ChunkedPrefill
 from common.wire.channel import make_channel
 from common.wire.failure import remote_failure
 from decode_service.api import servicer

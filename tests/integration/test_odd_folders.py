@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from common.errors import ConfigError
+from common.model.folder.source import TinyFamily
 from common.model.progress import shown_progress
-from common.model.source import TinyFamily
 from common.model.tiny import make_byte_tokenizer, make_tiny, tiny_config
 from decode_service import app as decode_app
 from kvspan import cli

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
+from common.model.folder.source import TinyFamily
 from common.model.progress import shown_progress
-from common.model.source import TinyFamily
 from common.model.tiny import make_byte_tokenizer, make_tiny, tiny_config
 from tests.support.pair import make_configs, running_pair
 from tests.support.vocabularies import edit_json, make_spaced_tokenizer, save_tokenizer

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from common.errors import ConfigError
+from common.model.folder.source import TinyFamily
 from common.model.loader import LoadedModel, load_model
 from common.model.progress import shown_progress
-from common.model.source import TinyFamily
 from common.model.tiny import make_byte_tokenizer, make_tiny, tiny_config
 from tests.support.models import torch_threads
 

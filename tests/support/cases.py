@@ -26,7 +26,7 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-from common.model.source import TinyFamily
+from common.model.folder.source import TinyFamily
 from common.model.tiny import (
     BOS_ID,
     EOS_ID,

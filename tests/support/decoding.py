@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from common.errors import KVSpanError
-from common.model.text import Tokenizer
+from common.model.text.tokenizer import Tokenizer
 from common.model.tiny import EOS_ID, VOCAB_SIZE, make_byte_tokenizer
 from common.session.messages import TransferMode
 from decode_service.cache.cache import KVCache

@@ -46,7 +46,7 @@ from tests.support.sessions import make_hello, make_identity, make_offer
 from tests.support.slabs import make_slabs
 
 if TYPE_CHECKING:
-    from common.model.prefill import ChunkedPrefill
+    from common.model.forward.prefill import ChunkedPrefill
 
 IDENTITY = make_identity(GEOMETRY)
 OFFER = replace(make_offer(IDENTITY), max_prompt_tokens=40, max_concurrency=2)

@@ -14,10 +14,10 @@ from common.kv.geometry import DType, KVGeometry
 from common.kv.ranges import Range
 from common.kv.writer import Rows
 from common.model.describe import describe
-from common.model.linears import stabilise
+from common.model.folder.source import TinyFamily
+from common.model.forward.linears import stabilise
+from common.model.forward.prefill import ChunkedPrefill
 from common.model.loader import TORCH_DTYPES
-from common.model.prefill import ChunkedPrefill
-from common.model.source import TinyFamily
 from common.model.tiny import make_tiny, tiny_config, tiny_gemma3_config
 from decode_service.cache.storage import PagedStorage
 from decode_service.cache.tables import PageTable

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from common.model.source import TinyFamily
+from common.model.folder.source import TinyFamily
 from common.model.tiny import make_byte_tokenizer, tiny_config
 
 

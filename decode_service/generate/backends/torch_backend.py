@@ -1,9 +1,9 @@
 """Decode with transformers' own modules over pages: many lanes, continuous batching.
 
 Theory of operation: a step is one forward over [lanes, 1] tokens. Embedding, norms and linears see all lanes
-as rows; linears must have been made independent of the number of rows (`common/model/linears.py`). In every
-KV-owning layer the cache writes each token's rows into its page and hands the model an `AttendedKV`; each
-sequence then attends on its own over the runs of its pages. One run is a view; several are joined in one
+as rows; linears must have been made independent of the number of rows (`common/model/forward/linears.py`). In
+every KV-owning layer the cache writes each token's rows into its page and hands the model an `AttendedKV`;
+each sequence then attends on its own over the runs of its pages. One run is a view; several are joined in one
 copy with the same strides, so that the bits do not tell how the pages lie.
 
 What is the same in every layer of a group, rows and runs, is worked out once per step.
@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from common.errors import EngineFailed, told
 from common.kv.geometry import GroupGeometry, KVGeometry
 from common.kv.ranges import Range
-from common.model import attention
+from common.model.forward import attention
 from decode_service.cache.storage import PagedStorage
 from decode_service.cache.tables import PageTable
 from decode_service.generate.backends.base import BackendDescription, LaneStep

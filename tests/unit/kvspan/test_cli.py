@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from common.errors import ConfigError, PeerUnavailable
+from common.model.folder.source import TinyFamily
 from common.model.progress import shown_progress
-from common.model.source import TinyFamily
 from common.model.tiny import make_byte_tokenizer, make_tiny, tiny_config
 from kvspan import cli
 from kvspan.commands.command import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CommandFailed

@@ -33,7 +33,7 @@ from transformers import (
 from common.errors import UnsupportedModel
 from common.kv.geometry import DType, GroupGeometry, LayerGeometry
 from common.model.describe import check_against, describe
-from common.model.source import TinyFamily
+from common.model.folder.source import TinyFamily
 from common.model.tiny import make_tiny, tiny_config, tiny_gemma3_config
 
 SIZES: dict[str, Any] = {

@@ -17,8 +17,8 @@ from transformers import (
 
 from common.model.describe import use_plainly
 from common.model.fingerprint import config_fields, fingerprint, tokenizer_fields, weights_digest
+from common.model.folder.source import TinyFamily
 from common.model.progress import shown_progress
-from common.model.source import TinyFamily
 from common.model.tiny import make_byte_tokenizer, make_tiny, tiny_config
 from common.session.identity import ModelFingerprint
 

@@ -11,9 +11,9 @@ from transformers import Qwen3NextConfig
 from common.errors import ConfigError, InvariantViolation, UnsupportedModel
 from common.kv.geometry import DType
 from common.model import loader
+from common.model.folder.source import TinyFamily
 from common.model.loader import load_model, resolve_dtype
 from common.model.progress import shown_progress
-from common.model.source import TinyFamily
 from common.model.tiny import EOS_ID, make_byte_tokenizer, make_tiny, tiny_config
 from tests.support.cases import save_model, uneven_config
 

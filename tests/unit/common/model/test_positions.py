@@ -12,8 +12,8 @@ from transformers import Gemma3TextConfig, LlamaConfig, PhiConfig
 from common.errors import UnsupportedModel
 from common.kv.geometry import DType
 from common.model.describe import describe
+from common.model.forward.prefill import ChunkedPrefill
 from common.model.positions import check_positions, check_rotation, context_limits, ignored_keys
-from common.model.prefill import ChunkedPrefill
 from common.model.tiny import make_tiny
 from tests.support.models import RecordingWriter, make_prompt, never
 

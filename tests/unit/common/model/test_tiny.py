@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.model.source import TinyFamily
+from common.model.folder.source import TinyFamily
 from common.model.tiny import (
     BOS_ID,
     EOS_ID,

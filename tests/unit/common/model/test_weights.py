@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from common.errors import ConfigError
+from common.model.folder.source import TinyFamily
 from common.model.loader import LoadedModel, load_model
 from common.model.progress import shown_progress
-from common.model.source import TinyFamily
 from common.model.tiny import make_byte_tokenizer, make_tiny, tiny_config
 
 LAYER = "model.layers.3"

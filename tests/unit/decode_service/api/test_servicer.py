@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from common.errors import DeadlineExceeded, InvalidRequest, PromptTooLong, QueueFull, ShuttingDown
-from common.model.text import LONG_TEXT_CHARS, Tokenizer
+from common.model.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from common.model.tiny import VOCAB_SIZE, make_byte_tokenizer
 from common.runtime.clock import SystemClock
 from common.session.messages import TransferMode

@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import InvalidRequest, PromptTooLong, UnknownModel
 from common.excerpt import SHOWN_CHARS
-from common.model.text import Tokenizer
+from common.model.text.tokenizer import Tokenizer
 from common.model.tiny import BOS_ID, EOS_ID, VOCAB_SIZE, make_byte_tokenizer
 from common.session.messages import TransferMode
 from decode_service.api.validation import RequestLimits, RequestReader

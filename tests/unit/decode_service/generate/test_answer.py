@@ -3,7 +3,7 @@
 import pytest
 
 from common.errors import EngineFailed
-from common.model.text import Tokenizer
+from common.model.text.tokenizer import Tokenizer
 from common.model.tiny import EOS_ID
 from decode_service.generate.answer import FinishReason
 from decode_service.request import Request

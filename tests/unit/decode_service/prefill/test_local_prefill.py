@@ -26,7 +26,7 @@ from tests.support.prefill_peers import turns
 from tests.support.requests import Gate
 
 if TYPE_CHECKING:
-    from common.model.prefill import ChunkedPrefill
+    from common.model.forward.prefill import ChunkedPrefill
 
 pytestmark = pytest.mark.usefixtures("leak_check")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.model.prefill import ChunkedPrefill
+from common.model.forward.prefill import ChunkedPrefill
 from prefill_service.engines.base import PrefillEngine
 from prefill_service.engines.torch_engine import TorchEngine
 from tests.support.models import RecordingWriter, make_model, make_prompt, never

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from common.errors import EngineFailed
 from common.kv.geometry import DType
-from common.model.prefill import ChunkedPrefill
-from common.model.source import TinyFamily
+from common.model.folder.source import TinyFamily
+from common.model.forward.prefill import ChunkedPrefill
 from decode_service.cache.tables import PageTable
 from decode_service.generate.backends.base import LaneStep
 from tests.support.models import (

@@ -1,0 +1,1 @@
+"""What lies in a model folder, read and judged before torch is loaded."""

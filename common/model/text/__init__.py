@@ -1,0 +1,1 @@
+"""Prompts as token ids and answers as text."""
