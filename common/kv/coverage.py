@@ -97,6 +97,11 @@ class Coverage:
         self._num_duplicates = 0
 
     @property
+    def num_missing(self) -> int:
+        """Positions that are not placed, of all layers: no more spans than that can follow."""
+        return self._missing_cells
+
+    @property
     def is_complete(self) -> bool:
         """Tell whether every layer of every group has every required position."""
         return self._missing_cells == 0

@@ -3,7 +3,8 @@
 Theory of operation: `SESSION_TRANSITIONS` rules the session, `transfer_states.TRANSITIONS` each transfer.
 A message about one transfer can only harm that transfer; a message the session does not allow at all
 (anything before Welcome, a second Welcome) raises `RemoteProtocolError` and the adapter closes the
-session. Transfers are keyed by an id that decode chose, never by the client's name for the request.
+session. So does too much that means nothing, or fails transfers (`strays.py`). Transfers are keyed by an id
+that decode chose, never by the client's name for the request.
 
     NEW --greet--> GREETING --welcome--> OPEN --go_away--> LEAVING --last_ended--> LEFT --close--> CLOSED
      +---- close ----+------- close ------+------- close -----+------------------------------------->
@@ -56,6 +57,7 @@ from common.session.messages import (
     Welcome,
 )
 from common.session.negotiation import verify_welcome
+from common.session.strays import Strays
 from common.session.transfer_states import BEYOND_PEER, TERMINAL
 
 
@@ -131,7 +133,9 @@ class DecodeSession:
         # Invariant: holds every transfer that is not drained; a drained one is dropped at once.
         self._highest_id = 0
         # Invariant: every id ever begun is at most this; ids are never used twice.
+        self._strays = Strays()
         self._pings = 0
+        self._pongs = 0
         self._unknown = 0
         self._late = 0
         self._duplicates = 0
@@ -196,7 +200,9 @@ class DecodeSession:
         if start.transfer_id <= self._highest_id:
             raise LocalProtocolError(f"transfer id {start.transfer_id} was used before")
         self._highest_id = start.transfer_id
-        transfer = DecodeTransfer(start, coverage, self._hello.identity.geometry.vocab_size)
+        self._strays.allow()  # it may be accepted after it was given up
+        vocab_size = self._hello.identity.geometry.vocab_size
+        transfer = DecodeTransfer(start, coverage, vocab_size, self._strays)
         self._transfers[start.transfer_id] = transfer
         return transfer.start()
 
@@ -244,6 +250,7 @@ class DecodeSession:
         if self._state is SessionState.CLOSED:
             self._unknown += 1
             return ()
+        self._strays.require_few()
         if isinstance(message, Welcome):
             return self._welcomed(message)
         if self._state not in WELCOMED:
@@ -252,7 +259,7 @@ class DecodeSession:
             )
         if isinstance(message, GoAway):
             return self._sent_away(message)
-        return () if isinstance(message, Pong) else self._dispatch(message)
+        return self._answered() if isinstance(message, Pong) else self._dispatch(message)
 
     def ping(self) -> tuple[DecodeAction, ...]:
         """Ask the peer for a sign of life; nothing happens before Welcome and after our last word."""
@@ -280,8 +287,15 @@ class DecodeSession:
         self._welcome = message
         return (SessionOpened(),)
 
+    def _answered(self) -> tuple[DecodeAction, ...]:
+        self._pongs += 1
+        self._strays.note(self._pongs > self._pings)
+        return ()
+
     def _sent_away(self, message: GoAway) -> tuple[DecodeAction, ...]:
-        self._unknown += self._state is not SessionState.OPEN
+        if self._state is not SessionState.OPEN:
+            self._unknown += 1
+            self._strays.note()
         return self.leave(message.cause)
 
     def _leave(self) -> tuple[DecodeAction, ...]:
@@ -300,6 +314,7 @@ class DecodeSession:
         transfer = self._transfers.get(key.transfer_id)
         if transfer is None:
             self._unknown += 1
+            self._strays.note()
             return ()
         if transfer.attempt != key.attempt:
             stale = StaleGeneration("attempt", transfer.attempt, key.attempt)

@@ -36,6 +36,7 @@ from common.session.actions import (
 )
 from common.session.messages import CancelPrefill, PrefillDone, ReleaseSpan, StartPrefill
 from common.session.producer_end import ProducerEnd, remote_error, require_logits
+from common.session.strays import FAULT_STRAYS, Strays
 from common.session.transfer_spans import TransferSpans, require_generation
 from common.session.transfer_states import BEYOND_PEER, OVER, TransferEvent, TransferState, following
 
@@ -56,8 +57,12 @@ class TransferStatistics:
 class DecodeTransfer:
     """State machine of one transfer; every method returns the actions to carry out."""
 
-    def __init__(self, start: StartPrefill, coverage: Coverage, vocab_size: int) -> None:
+    def __init__(
+        self, start: StartPrefill, coverage: Coverage, vocab_size: int, strays: Strays | None = None
+    ) -> None:
+        """Hold pages and slot; `strays` are those of the session."""
         self._start = start
+        self._strays = strays or Strays()
         self._spans = TransferSpans(start, coverage)
         self._producer = ProducerEnd()
         self._vocab_size = vocab_size
@@ -121,7 +126,9 @@ class DecodeTransfer:
     def import_failed(self, sequence: int, error: KVSpanError) -> tuple[DecodeAction, ...]:
         """Record that the copy of one span has ended badly; the transfer fails."""
         self._spans.copy_ended(sequence)
-        return self.abort(error) if self._state not in OVER else self._drain()
+        if self._state in OVER:
+            return self._drain()
+        return self._fault(error) if isinstance(error, TransferError) else self.abort(error)
 
     def published(self) -> tuple[DecodeAction, ...]:
         """Record the publication; slot bytes are free, the pages stay with the sequence."""
@@ -141,7 +148,7 @@ class DecodeTransfer:
 
     def refuse(self, error: KVSpanError) -> tuple[DecodeAction, ...]:
         """The producer broke a rule: that fails the transfer, unless its end was accepted before."""
-        return self._count_late() if self._state in BEYOND_PEER else self.abort(error)
+        return self._stray() if self._state in BEYOND_PEER else self._fault(error)
 
     def producer_lost(self, error: KVSpanError) -> tuple[DecodeAction, ...]:
         """Record that the peer is gone: its slab is abandoned, so its writes no longer matter."""
@@ -151,22 +158,25 @@ class DecodeTransfer:
     def accepted(self) -> tuple[DecodeAction, ...]:
         """The producer queued the transfer."""
         if self._state in BEYOND_PEER:
-            return self._count_late()
+            return self._stray()
         try:
             self._step_remote(TransferEvent.ACCEPTED)
         except RemoteProtocolError as error:
-            return self.abort(error)
+            return self._fault(error)
         return ()
 
     def span(self, span: Span) -> tuple[DecodeAction, ...]:
         """The producer sealed a span: check every field, then have it imported."""
         if self._state in BEYOND_PEER:
-            return self._count_late()
+            # It may have been sealed before the producer heard that the transfer is given up.
+            crosses = not self._producer.has_ended and self._spans.take_late(span.sequence)
+            return self._count_late() if crosses else self._stray()
         try:
             self._step_remote(TransferEvent.SPAN)
             must_copy = self._spans.place(span)
         except (TransferError, RemoteProtocolError) as error:
-            return self.abort(error)
+            return self._fault(error)
+        self._strays.note(not must_copy)
         return (ImportSpan(span),) if must_copy else ()
 
     def done(self, message: PrefillDone) -> tuple[DecodeAction, ...]:
@@ -178,6 +188,8 @@ class DecodeTransfer:
             require_generation(self._start, message.generation)
         except StaleGeneration as error:
             return self.refuse(error)
+        if self._state in BEYOND_PEER and self._producer.has_ended:
+            return self._stray()
         # Before any check that may fail: whatever is wrong with what it says, it writes no more.
         self._producer.end()
         if self._state in BEYOND_PEER:
@@ -187,7 +199,7 @@ class DecodeTransfer:
             self._spans.require_all(message.totals)
             require_logits(message.logits, self._vocab_size)
         except (TransferError, RemoteProtocolError) as error:
-            return self.abort(error)
+            return self._fault(error)
         self._producer.accept(message)
         return self._complete()
 
@@ -204,7 +216,7 @@ class DecodeTransfer:
     def _ended_badly(self, error: KVSpanError) -> tuple[DecodeAction, ...]:
         """Take a terminal message; a second one is late."""
         if self._state in BEYOND_PEER and self._producer.has_ended:
-            return self._count_late()
+            return self._stray()
         return self.producer_lost(error)
 
     def _step(self, event: TransferEvent) -> None:
@@ -228,6 +240,16 @@ class DecodeTransfer:
             return ()
         self._step(TransferEvent.DRAINED)
         return (TransferDrained(self.transfer_id),)
+
+    def _fault(self, error: KVSpanError) -> tuple[DecodeAction, ...]:
+        """Give the transfer up for what the producer did."""
+        self._strays.note(FAULT_STRAYS)
+        return self.abort(error)
+
+    def _stray(self) -> tuple[DecodeAction, ...]:
+        """Count what no honest producer says after this transfer was decided."""
+        self._strays.note()
+        return self._count_late()
 
     def _count_late(self) -> tuple[DecodeAction, ...]:
         self._late_events += 1

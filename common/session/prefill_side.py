@@ -3,8 +3,9 @@
 Theory of operation: `prefill_states.py` rules the session, `prefill_job.py` each job.
 
 A message the session does not allow at all (anything before Hello, a second Hello) raises
-`RemoteProtocolError` and the adapter ends the stream; what is wrong with one job harms that job alone. A
-leave before OPEN has nobody to hear it and is kept until the session opens.
+`RemoteProtocolError` and the adapter ends the stream; what is wrong with one job harms that job alone, until
+there is too much of it (`strays.py`). A leave before OPEN has nobody to hear it and is kept until the session
+opens.
 A terminal message is sent only when the engine writes no more: it is the proof of drain that decode waits
 for (rule 4). Spans sealed after a cancel are dropped. When the session closes, queued jobs vanish, running
 ones are stopped, and the slab is unmapped only after the last of them has ended.
@@ -63,15 +64,10 @@ from common.session.prefill_states import (
     PrefillEvent,
     PrefillState,
 )
+from common.session.strays import Strays
 
 SHUTTING_DOWN = "the prefill service is shutting down"
 """What decode is told when prefill leaves."""
-
-MAX_NONSENSE = 1000
-"""Messages without effect, refused starts included, that a session may send beyond what crosses on the way.
-
-A sound peer may send one late message for each transfer that was accepted and for each span that was sealed.
-"""
 
 
 @dataclass(slots=True)
@@ -134,9 +130,7 @@ class PrefillSession:
         self._has_to_leave = False
         # Invariant: on the way into OPEN it tells whether an end came while nobody was there to hear it.
         self._ignored = IgnoredCounts()
-        self._refused_starts = 0
-        self._num_answerable = 0
-        # Invariant: accepted transfers and sealed spans; each may be answered too late once.
+        self._strays = Strays()
 
     @property
     def state(self) -> PrefillState:
@@ -183,7 +177,7 @@ class PrefillSession:
         if self._state is PrefillState.CLOSED:
             self._ignored.unknown_messages += 1
             return ()
-        self._check_sense()
+        self._strays.require_few()
         if isinstance(message, Hello):
             return self._greeted(message)
         if self._state not in WELCOMED:
@@ -220,7 +214,7 @@ class PrefillSession:
         if job is None or not job.seal(span.sequence):
             self._ignored.dropped_spans += 1
             return ()
-        self._num_answerable += 1
+        self._strays.allow()  # its release may cross the end of the job
         return (Send(SpanSealed(span)),)
 
     def engine_finished(
@@ -267,14 +261,6 @@ class PrefillSession:
             actions.append(SlabIdle())
         return tuple(actions)
 
-    def _check_sense(self) -> None:
-        """Raise `RemoteProtocolError` when more came without effect than may cross on the way."""
-        ignored = self._ignored
-        without_effect = ignored.unknown_messages + ignored.repeated_starts + ignored.ignored_releases
-        allowed = self._num_answerable + MAX_NONSENSE
-        if (num := without_effect + self._refused_starts) > allowed:
-            raise RemoteProtocolError(f"{num} messages had no effect or were refused, allowed {allowed}")
-
     def _greeted(self, hello: Hello) -> tuple[PrefillAction, ...]:
         if self._state is not PrefillState.WAITING:
             raise RemoteProtocolError("one Hello per session", state=self._state.value, event="Hello")
@@ -302,18 +288,19 @@ class PrefillSession:
     def _started(self, start: StartPrefill) -> tuple[PrefillAction, ...]:
         if start.transfer_id in self._jobs:
             self._ignored.repeated_starts += 1
+            self._strays.note()
             return ()
         reason, problem = "START_REFUSED", self._problem(start)
         if self._state is PrefillState.LEAVING:
             reason, problem = ShuttingDown.code, SHUTTING_DOWN
         self._highest_id = max(self._highest_id, start.transfer_id)
         if problem:
-            # Before it hears that we leave, a sound peer may start as many as it likes.
-            self._refused_starts += self._state is not PrefillState.LEAVING
+            # What crosses our GoAway is no fault of the peer.
+            self._strays.note(self._state is not PrefillState.LEAVING)
             return (Send(PrefillFailed(start.transfer_id, start.attempt, reason, problem)),)
+        self._strays.allow()  # a cancel may cross its end
         accepted = PrefillAccepted(start.transfer_id, start.attempt, len(self._jobs))
         self._jobs[start.transfer_id] = PrefillJob(start)
-        self._num_answerable += 1
         return (Send(accepted), Enqueue(start))
 
     def _problem(self, start: StartPrefill) -> str:
@@ -349,7 +336,11 @@ class PrefillSession:
 
     def _cancelled(self, message: CancelPrefill) -> tuple[PrefillAction, ...]:
         job = self._live(message)
-        return self._stop(job, PrefillCancelled(message.transfer_id, message.attempt)) if job else ()
+        if job is None:
+            return ()
+        # Its time limit may have passed before; the second cancel of a job is wrong.
+        self._strays.note(job.state is JobState.STOPPING)
+        return self._stop(job, PrefillCancelled(message.transfer_id, message.attempt))
 
     def _stop(self, job: PrefillJob, verdict: PrefillCancelled | PrefillFailed) -> tuple[PrefillAction, ...]:
         transfer_id = job.start.transfer_id
@@ -361,8 +352,11 @@ class PrefillSession:
 
     def _span_released(self, message: ReleaseSpan) -> tuple[PrefillAction, ...]:
         job = self._live(message)
-        if job is None or not job.release(message.sequence):
-            self._ignored.ignored_releases += job is not None
+        if job is None:
+            return ()
+        if not job.release(message.sequence):
+            self._ignored.ignored_releases += 1
+            self._strays.note()
             return ()
         return (ReturnCredit(message.transfer_id, message.sequence),)
 
@@ -370,6 +364,7 @@ class PrefillSession:
         job = self._jobs.get(message.transfer_id)
         if job is None or job.start.attempt != message.attempt:
             self._ignored.unknown_messages += 1
+            self._strays.note()
             return None
         return job
 

@@ -23,6 +23,9 @@ class TransferSpans:
         self._coverage = coverage
         self._in_flight: set[int] = set()
         # Invariant: holds exactly the sequences that were placed and whose copy has not ended.
+        self._num_cells = coverage.num_missing
+        self._last_late = -1
+        # Invariant: the highest sequence of those that came too late to be taken in.
 
     @property
     def num_in_flight(self) -> int:
@@ -44,6 +47,13 @@ class TransferSpans:
         if self._coverage.place(span) is Placement.DUPLICATE:
             return False
         self._in_flight.add(span.sequence)
+        return True
+
+    def take_late(self, sequence: int) -> bool:
+        """Tell whether a span that is placed no more can be honest: they ascend, and each has a cell."""
+        if not self._last_late < sequence < self._num_cells:
+            return False
+        self._last_late = sequence
         return True
 
     def copy_ended(self, sequence: int) -> None:

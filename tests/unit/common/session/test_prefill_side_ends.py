@@ -9,12 +9,10 @@ from common.errors import (
     EngineFailed,
     InvariantViolation,
     LeaseExpired,
-    RemoteProtocolError,
 )
 from common.session.actions import Dequeue, Enqueue, ReturnCredit, Send, SlabIdle, StopEngine
 from common.session.messages import (
     CancelPrefill,
-    DecodeMessage,
     GoAway,
     Ping,
     Pong,
@@ -27,7 +25,7 @@ from common.session.messages import (
     Welcome,
 )
 from common.session.prefill_job import PrefillJob
-from common.session.prefill_side import MAX_NONSENSE, PrefillSession
+from common.session.prefill_side import PrefillSession
 from common.session.prefill_states import PrefillState
 from tests.support.sessions import (
     NONCE,
@@ -271,24 +269,3 @@ def test_a_draining_session_still_hears_what_concerns_its_jobs() -> None:
     assert session.receive(ReleaseSpan(21, 1, 0)) == (ReturnCredit(21, 0),)
     assert session.receive(Ping(5)) == (Send(Pong(5)),)
     assert session.receive(CANCEL) == (StopEngine(21),)
-
-
-@pytest.mark.parametrize(
-    "nonsense",
-    [
-        replace(CANCEL, transfer_id=99),
-        ReleaseSpan(99, 1, 3),
-        ReleaseSpan(21, 1, 99),
-        START,
-        replace(START, transfer_id=1),
-    ],
-    ids=["cancel", "release", "release of no span", "repeated start", "refused start"],
-)
-def test_a_peer_that_talks_nonsense_is_cut_off(nonsense: DecodeMessage) -> None:
-    """A bound for what has no effect, beyond the one late message that the accepted job may cause."""
-    session = make_running_job()
-    for _ in range(MAX_NONSENSE + 2):
-        session.receive(nonsense)
-
-    with pytest.raises(RemoteProtocolError, match=f"allowed {MAX_NONSENSE + 1}"):
-        session.receive(Ping(5))
