@@ -86,6 +86,9 @@ def _is_wanted(name: str, config: ServiceConfig, parent_pid: int | None) -> bool
 
 
 def _run_service(service: Coroutine[None, None, None]) -> int:
+    # What was imported lives as long as the process: no search for garbage while the model is loaded, nor
+    # while requests are served, need look at it again.
+    gc.freeze()
     asyncio.run(service)
     # Everything that has to end has ended. Without this the interpreter searches all modules of torch and
     # transformers for garbage while it exits, which takes seconds that whoever stops a service waits for.
