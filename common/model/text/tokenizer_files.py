@@ -57,10 +57,11 @@ def read_tokenizer(spec: str, folder: Path, num_rows: int) -> FolderTokenizer:
         raise ConfigError("model", spec, f"{type(pretrained).__name__} has no {TOKENIZER} form")
     backend = pretrained.backend_tokenizer
     _check_rows(spec, backend, num_rows)
+    vocab = backend.get_vocab()
     notes = [
-        *_rule_notes(pretrained, Backend.from_file(str(folder / TOKENIZER))),
-        *_moved_notes(spec, folder, backend),
-        *_row_notes(backend, num_rows),
+        *_rule_notes(pretrained, Backend.from_file(str(folder / TOKENIZER)), vocab),
+        *_moved_notes(spec, folder, vocab),
+        *_row_notes(vocab, num_rows),
         *template_notes(templates, pretrained.chat_template),
     ]
     if pretrained.chat_template is None:
@@ -68,14 +69,14 @@ def read_tokenizer(spec: str, folder: Path, num_rows: int) -> FolderTokenizer:
     return FolderTokenizer(pretrained, tuple(notes))
 
 
-def _rule_notes(pretrained: FastTokenizer, written: Backend) -> Iterator[str]:
-    """Yield what the class does otherwise than tokenizer.json says."""
+def _rule_notes(pretrained: FastTokenizer, written: Backend, new: dict[str, int]) -> Iterator[str]:
+    """Yield what the class does otherwise than tokenizer.json says; `new` are its ids."""
     backend = pretrained.backend_tokenizer
     other = [name for name in _RULES if _state(getattr(backend, name)) != _state(getattr(written, name))]
     ours, theirs = backend.model, written.model
     if type(ours) is not type(theirs) or any(_flag(ours, name) != _flag(theirs, name) for name in _FLAGS):
         other.append("model")
-    old, new = written.get_vocab(), backend.get_vocab()
+    old = written.get_vocab()
     if any(new.get(token) != token_id for token, token_id in old.items()):
         other.append("ids")
     name = type(pretrained).__name__
@@ -95,9 +96,8 @@ def _written_ids(spec: str, folder: Path) -> Iterator[tuple[str, dict[str, int]]
     yield ADDED_TOKENS, read_object(spec, folder / ADDED_TOKENS)
 
 
-def _moved_notes(spec: str, folder: Path, backend: Backend) -> Iterator[str]:
+def _moved_notes(spec: str, folder: Path, vocab: dict[str, int]) -> Iterator[str]:
     """Yield which added tokens got other ids than a file gives them: the library leaves no gap."""
-    vocab = backend.get_vocab()
     for file, ids in _written_ids(spec, folder):
         if moved := [token for token in ids if token in vocab and vocab[token] != ids[token]]:
             written = excerpt(", ".join(str(ids[token]) for token in moved), 60)
@@ -139,9 +139,8 @@ def _check_rows(spec: str, backend: Backend, num_rows: int) -> None:
     raise ConfigError("model", spec, f"{TOKENIZER} {problem}")
 
 
-def _row_notes(backend: Backend, num_rows: int) -> Iterator[str]:
+def _row_notes(vocab: dict[str, int], num_rows: int) -> Iterator[str]:
     """Yield which of the tokens that were added the model has no row for."""
-    vocab = backend.get_vocab()
     if beyond := sorted((token for token in vocab if vocab[token] >= num_rows), key=vocab.__getitem__):
         shown = _shown(beyond, vocab)
         yield f"the model has {num_rows} rows, none for {shown}: prompts with them are refused"
