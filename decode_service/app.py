@@ -15,6 +15,7 @@ from random import Random
 
 from common.kv.geometry import KVGeometry
 from common.model.prepare import Prepared, prepare
+from common.model.text.process import TextProcess
 from common.runtime.boot import new_boot_id
 from common.runtime.clock import SystemClock
 from common.runtime.memory import require_room
@@ -121,6 +122,7 @@ class DecodeService(Service):
             self._cache, self._router, config.lanes, config.queue_limit, self._journal.reservation_freed
         )
         self._core = self._make_core()
+        self._text = TextProcess(loaded.ready.loaded.tokenizer, loaded.ready.loaded.eos_ids)
         self._server: Server | None = None
         self._servicer: DecodeServicer | None = None
         self._health = asyncio.Event()
@@ -199,8 +201,8 @@ class DecodeService(Service):
         self._prepare_slab_dir()
         calls = self._config.lanes + self._config.queue_limit + SPARE_CALLS
         self._server = Server([SERVICE_NAME], limits={GENERATE: calls}, on_invariant=self.break_off)
-        tokenizer = self._loaded.ready.loaded.tokenizer
-        reader = RequestReader(tokenizer, self._make_limits(), self._boot_id)
+        await asyncio.to_thread(self._text.start)
+        reader = RequestReader(self._text, self._make_limits(), self._boot_id)
         reporter = self._make_reporter(self._server)
         servicer = self._servicer = DecodeServicer(self._core, reader, reporter, self._clock)
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(servicer, self._server.grpc)
@@ -213,7 +215,8 @@ class DecodeService(Service):
         return address
 
     async def _close(self) -> None:
-        """End the threads and the journal."""
+        """End the processes, the threads and the journal."""
+        await asyncio.to_thread(self._text.close)
         await self._local.close()
         await asyncio.to_thread(self._importer.stop)
         await asyncio.to_thread(self._step_loop.stop)

@@ -31,7 +31,7 @@ from common.errors import (
     PeerUnavailable,
     PrefillEngineFailed,
 )
-from common.model.text.tokenizer import Tokenizer
+from common.model.text.vocabulary import Vocabulary
 from common.runtime.clock import Clock
 from common.telemetry.logging import log_fields
 from common.telemetry.timeline import Timeline
@@ -80,7 +80,7 @@ REOPEN_WAIT_S = 10.0
 class Owners:
     """Everything a request passes through."""
 
-    tokenizer: Tokenizer
+    tokenizer: Vocabulary
     admission: Admission[Place]
     step_loop: StepLoop
     router: Router

@@ -35,8 +35,8 @@ from common.model.generation import EndTokens, check_generation, end_ids, unused
 from common.model.library import blamed
 from common.model.positions import context_limits, ignored_keys
 from common.model.progress import shown_progress
-from common.model.text.tokenizer import Tokenizer
 from common.model.text.tokenizer_files import read_tokenizer
+from common.model.text.vocabulary import Vocabulary
 from common.model.tiny import make_byte_tokenizer, make_tiny, tiny_config
 from common.model.unread_keys import unread_keys
 from common.model.weights import load_weights
@@ -64,7 +64,7 @@ class LoadedModel:
     model: PreTrainedModel
     """In evaluation mode, no gradients, on the CPU."""
 
-    tokenizer: Tokenizer
+    tokenizer: Vocabulary
     config: PreTrainedConfig
     geometry: KVGeometry
     fingerprint: ModelFingerprint
@@ -130,7 +130,7 @@ def _examine(source: ModelSource, parts: _Parts, dtype: DType) -> LoadedModel:
         source=source,
         name=DEMO_NAME if source.kind is SourceKind.DEMO else source.name,
         model=parts.model,
-        tokenizer=Tokenizer(parts.tokenizer, eos_ids),
+        tokenizer=Vocabulary(parts.tokenizer),
         config=parts.model.config,
         geometry=parts.geometry,
         fingerprint=fingerprint(parts.model, *fields),

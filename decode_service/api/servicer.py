@@ -55,7 +55,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         self._reader = reader
         self._reporter = reporter
         self._clock = clock
-        self._long_reads = SideWork(MAX_LONG_READS)
+        self._long_reads, self._short_reads = SideWork(MAX_LONG_READS), SideWork(1)
         self._calls: set[asyncio.Task[Any]] = set()
         # Invariant: the tasks of running Generate calls.
         self._is_cut = False
@@ -99,7 +99,10 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     async def _read(self, asked: pb.GenerateRequest, limit_s: float) -> Request:
         """Validate a request, beside the event loop when that may take long."""
         read = partial(self._reader.read, asked, limit_s)
-        request = await self._long_reads.run(read) if self._reader.is_long(asked) else read()
+        if self._reader.is_long(asked):
+            request = await self._long_reads.run(read)
+        else:
+            request = await self._short_reads.run(read) if self._reader.is_slow(asked) else read()
         request_of_call.set(request.request_id)
         return request
 

@@ -9,13 +9,14 @@ reads one (`is_long`) does it beside the event loop.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from common.errors import InvalidRequest, PromptTooLong, UnknownModel, Violation
 from common.excerpt import excerpt, printable
 from common.model.text.stops import special_stop_ids, unreachable_stops
-from common.model.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
+from common.model.text.tokenizer import LONG_TEXT_CHARS
 from common.session.messages import TransferMode
 from common.wire.enums import MODES
 from decode_service.request import Request, Route, SamplingParams, sampling_violations
@@ -57,10 +58,34 @@ class RequestLimits:
     default_mode: TransferMode
 
 
+class Encoder(Protocol):
+    """Makes token ids; see `Tokenizer`."""
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether a short text takes a moment."""
+        ...
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Ids of the tokens that are no text, by what they are called."""
+        ...
+
+    def encode(self, text: str, *, is_literal: bool = False, max_tokens: int | None = None) -> list[int]:
+        """Return the ids of a text."""
+        ...
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], *, max_tokens: int | None = None
+    ) -> list[int]:
+        """Return the ids of a chat."""
+        ...
+
+
 class RequestReader:
     """Reads requests."""
 
-    def __init__(self, tokenizer: Tokenizer, limits: RequestLimits, boot_id: str) -> None:
+    def __init__(self, tokenizer: Encoder, limits: RequestLimits, boot_id: str) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
         self._life = boot_id[:LIFE_CHARS]
@@ -76,6 +101,10 @@ class RequestReader:
             return True
         has_ids = prompt == "tokens"
         return request.ByteSize() > (LONG_TOKENS_BYTES if has_ids else LONG_TEXT_CHARS)
+
+    def is_slow(self, request: pb.GenerateRequest) -> bool:
+        """Tell whether reading it may hold up the event loop though it is short."""
+        return request.WhichOneof("prompt") == "text" and not self._tokenizer.is_quick
 
     def time_limit_s(self, time_remaining_s: float | None) -> float:
         """Return the seconds that a request with this deadline may live."""

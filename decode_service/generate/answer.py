@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from common.model.text.stops import StopMatcher
 from common.model.text.stream import TextStream
-from common.model.text.tokenizer import Tokenizer
+from common.model.text.vocabulary import Vocabulary
 from decode_service.generate.sampling import SampledToken, Sampler
 from decode_service.request import Request
 
@@ -46,7 +46,7 @@ class TokenEvent:
 class Answer:
     """The token-level state of one sequence."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, rng: Random) -> None:
+    def __init__(self, request: Request, tokenizer: Vocabulary, rng: Random) -> None:
         """Start; `rng` seeds the sampling of a request that brings no seed."""
         self._request = request
         self._sampler = Sampler(request.sampling, request.prompt_ids, rng)

@@ -104,13 +104,15 @@ def serve(model: str, dtype: str, threads: int) -> None:
     """Load the model and answer orders until the input ends."""
     from common.model.loader import load_model
     from common.model.reference import Reference
+    from common.model.text.tokenizer import Tokenizer
 
     loaded = load_model(model, dtype, page_tokens=1, progress=False)
     reference = Reference(loaded, threads)
+    tokenizer = Tokenizer(loaded.tokenizer.pretrained, has_chats=False)
     for line in sys.stdin:
         order = json.loads(line)
         if order["do"] == "tokenise":
-            answer = {"token_ids": loaded.tokenizer.encode(order["text"])}
+            answer = {"token_ids": tokenizer.encode(order["text"])}
         else:
             answer = _generate(reference, order["prompts"], order["num_tokens"])
         print(json.dumps(answer), flush=True)

@@ -9,7 +9,7 @@ decoded text over a window of tokens, which begins with the last ones of the pro
 
 Only two things can still change when another token comes: a character whose last bytes are not there, and a
 run of byte-fallback tokens, which is decoded as a whole. These are held back. The concatenation of all deltas
-is what `Tokenizer.decode` makes of prompt and answer beyond what it makes of the prompt. Bytes at the very
+is what `Vocabulary.decode` makes of prompt and answer beyond what it makes of the prompt. Bytes at the very
 end that begin a character, and no more, are never text.
 
 Not here: stop strings (`stops.py`), which tokens are bytes (`token_bytes.py`).
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from common.excerpt import common_length
 from common.model.text.token_bytes import INCOMPLETE, LONGEST_BEGUN, begun
-from common.model.text.tokenizer import Tokenizer
+from common.model.text.vocabulary import Vocabulary
 
 CONTEXT = 6
 """Tokens, as many as decoders look back at: one for the space between two, more where those are spaces."""
@@ -33,7 +33,7 @@ class TextStream:
     Takes the same time for each token, however many came before.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Vocabulary, prompt_ids: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._window: list[int] = []
         # Invariant: tokens that are text; others are dropped by decoding, wherever they stand.

@@ -5,7 +5,8 @@ A chat template is a program of the model's author: its time is limited, and it 
 A text that cannot fit is refused before it is tokenized. A long one is tokenized as a batch of one, during
 which other threads may run Python: `encode` of the backend lets none of them do so before it ends.
 
-Not here: the text of an answer, token by token (`stream.py`), what can fit (`bound.py`).
+Not here: the text of an answer (`stream.py`, `vocabulary.py`), what can fit (`bound.py`), where a service
+does this (`process.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from common.model.text.bound import text_bound
 from common.model.text.chat import Chat
 from common.model.text.chat_template import ChatTemplate
 from common.model.text.control_tokens import ControlTokens
-from common.model.text.token_bytes import TokenBytes
+from common.model.text.vocabulary import Vocabulary
 from common.runtime.limited import run_limited
 
 LONG_TEXT_CHARS = 4000
@@ -39,43 +40,32 @@ TRIAL_TURNS = (*TRIAL, {"role": "assistant", "content": "Hello"}, *TRIAL)
 """The chat that shows what it puts around turns."""
 
 
-class Tokenizer:
+class Tokenizer(Vocabulary):
     """The tokenizer of a loaded model; holds no state between calls."""
 
-    def __init__(self, pretrained: PreTrainedTokenizerBase, end_ids: Iterable[int] = ()) -> None:
+    is_quick = True
+    """Whether a short text takes a moment."""
+
+    def __init__(
+        self, pretrained: PreTrainedTokenizerBase, end_ids: Iterable[int] = (), *, has_chats: bool = True
+    ) -> None:
         """Wrap a transformers tokenizer of a model whose sequences end with `end_ids`.
 
-        Raises ConfigError when it has no `tokenizers` backend, without which text cannot be streamed, and
-        when its chat template does not end, is none or leaves out what is said.
+        Raises ConfigError as `Vocabulary` does, and when its chat template does not end, is none or leaves
+        out what is said; it is not looked at when the tokenizer `has_chats` not.
         """
-        if not isinstance(pretrained, PreTrainedTokenizerFast):
-            raise ConfigError("model", type(pretrained).__name__, "the tokenizer has no tokenizer.json form")
-        self._pretrained = pretrained
-        self._backend = pretrained.backend_tokenizer
-        self._bytes = TokenBytes(self._backend)
-        added = self._backend.get_added_tokens_decoder()
-        self._special_tokens = {token.content: one for one, token in added.items() if token.special}
-        self._special_ids = frozenset(self._special_tokens.values())
+        super().__init__(pretrained)
         # A tokenizer.json may say to cut or to fill a text: settings of whoever trained, not of the model.
         self._backend.no_truncation()
         self._backend.no_padding()
         self._bound = text_bound(self._backend, lambda text: len(self._ids(text, add_special_tokens=False)))
         self._before, self._after = self._around()
-        self._template = template = _template_of(pretrained)
-        declared = map(self._backend.token_to_id, pretrained.chat_control_tokens or ())
+        self._template = template = _template_of(self.pretrained) if has_chats else None
+        declared = map(self._backend.token_to_id, self.pretrained.chat_control_tokens or ())
         own = self._try(template) if template is not None else ()
-        self._control = ControlTokens(self._backend, {*self._special_ids, *end_ids, *declared, *own})
+        self.control_ids = frozenset({*self._special_ids, *end_ids, *declared, *own} - {None})
+        self._control = ControlTokens(self._backend, self.control_ids)
         self._chat = Chat(template, self._control) if template is not None else None
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids this tokenizer can produce, added tokens included; logits may be longer."""
-        return len(self._pretrained)
-
-    @property
-    def special_tokens(self) -> Mapping[str, int]:
-        """Ids of the tokens that are no text, by what they are called."""
-        return self._special_tokens
 
     def encode(self, text: str, *, is_literal: bool = False, max_tokens: int | None = None) -> list[int]:
         """Return the ids of a text, with the special tokens this model puts around one.
@@ -112,7 +102,7 @@ class Tokenizer:
         self._check_fits([message.get("content", "") for message in messages], max_tokens)
         try:
             pieces = run_limited(partial(self._chat.pieces, messages), TEMPLATE_LIMIT_S)
-        except InvalidRequest:
+        except (InvalidRequest, MemoryError):
             raise
         except TimeoutError as error:
             raise InvalidRequest([Violation("chat", f"the chat template has {error}")]) from None
@@ -127,23 +117,6 @@ class Tokenizer:
             return self._control.ids_of(pieces)
         return self._ids(pieces[0], add_special_tokens=False)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of some ids without special tokens; ids without a token count for nothing."""
-        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
-
-    def is_text(self, token_id: int) -> bool:
-        """Tell whether decoding takes notice of a token: it is none that is special, and there is one."""
-        return token_id not in self._special_ids and self._backend.id_to_token(token_id) is not None
-
-    def bytes_of(self, token_id: int) -> bytes | None:
-        """Return the bytes that a token is decoded as, with its neighbours; None if it has its own text."""
-        return self._bytes.of(token_id)
-
-    @property
-    def has_byte_runs(self) -> bool:
-        """Whether tokens that are bytes and follow each other are decoded as a whole."""
-        return self._bytes.has_runs
-
     def _try(self, template: ChatTemplate) -> set[int]:
         """Return the added tokens that a template puts around the turns of a chat.
 
@@ -156,7 +129,7 @@ class Tokenizer:
             problem = (
                 "leaves out what the user of a chat says; it may take contents in another form than text"
             )
-            raise ConfigError("chat_template", self._pretrained.name_or_path, problem)
+            raise ConfigError("chat_template", self.pretrained.name_or_path, problem)
         text = self._rendered(partial(template.render_closed, TRIAL_TURNS)) or ""
         added = self._backend.get_added_tokens_decoder()
         found = added.keys() & self._ids(text, add_special_tokens=False)
@@ -169,10 +142,12 @@ class Tokenizer:
             return run_limited(render, TEMPLATE_LIMIT_S)
         except TimeoutError as error:
             problem = f"a chat of a few short messages is {error}"
-            raise ConfigError("chat_template", self._pretrained.name_or_path, problem) from None
+            raise ConfigError("chat_template", self.pretrained.name_or_path, problem) from None
         except TemplateSyntaxError as error:
             problem = f"is no template, at line {error.lineno}: {excerpt(str(error.message))}"
-            raise ConfigError("chat_template", self._pretrained.name_or_path, problem) from error
+            raise ConfigError("chat_template", self.pretrained.name_or_path, problem) from error
+        except MemoryError:
+            raise
         except Exception:  # noqa: BLE001 - it may demand a system message, or an end after the first turn
             return None
 

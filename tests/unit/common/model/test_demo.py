@@ -14,6 +14,7 @@ from common.errors import ConfigError
 from common.model import demo
 from common.model.demo import cache_folder, demo_checkpoint, ensure_demo_checkpoint, publish_folder
 from common.model.loader import load_model
+from common.model.text.tokenizer import Tokenizer
 from tests.support.places import full_disk
 
 
@@ -192,7 +193,8 @@ def test_converted_demo_is_an_ordinary_chat_model() -> None:
     if folder is None:
         pytest.skip("the demo model is not in the cache")
     loaded = load_model("demo", "float32", page_tokens=64, progress=False)
-    ids = loaded.tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
+    tokenizer = Tokenizer(loaded.tokenizer.pretrained, loaded.eos_ids)
+    ids = tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
     output = loaded.model.generate(
         loaded.model.dummy_inputs["input_ids"].new_tensor([ids]), max_new_tokens=16, do_sample=False
     )
