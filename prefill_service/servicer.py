@@ -14,7 +14,7 @@ from common.runtime.silence import SilenceWatch
 from common.runtime.tasks import first_end, listed
 from common.telemetry.logging import log_fields
 from common.wire.convert import capabilities_to_proto, decode_message_from_proto, to_proto
-from common.wire.interceptor import CallStatistics
+from common.wire.interceptor import CallStatistics, read_first
 from kvspan.v1 import transfer_pb2 as pb
 from kvspan.v1 import transfer_pb2_grpc
 from prefill_service.decode_peer import DecodePeer, PeerContext
@@ -125,11 +125,13 @@ class PrefillServicer(transfer_pb2_grpc.PrefillServiceServicer):
         """Feed the session until the peer half-closes."""
         # One message is carried out before the next is read, so that a peer which floods us waits in its own
         # transport, and nothing is heard while the slab is being mapped.
-        while (request := await context.read()) is not grpc.aio.EOF:
+        request = await read_first(context)
+        while request is not grpc.aio.EOF:
             watch.heard()
             peer.receive(decode_message_from_proto(request))
             await peer.map_slab()
             await peer.wait_heard()
+            request = await context.read()
 
     async def _watch(self, peer: DecodePeer, watch: SilenceWatch) -> None:
         """Raise `PeerLost` when decode has been silent for too long; it pings an open session."""

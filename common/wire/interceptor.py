@@ -30,6 +30,7 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -56,6 +57,9 @@ logger = logging.getLogger(__name__)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 OnInvariant = Callable[[InvariantViolation], None]
+
+_first_read: ContextVar[Callable[[Context], Awaitable[object]]] = ContextVar("first_read")
+"""How the handler of a stream reads its first request; set for each call."""
 
 READ_LIMIT_S = 10.0
 """Seconds in which a client has to send a request, or the next one of a stream without a limit of its own."""
@@ -137,6 +141,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     ) -> None:
         """Read what the client asks and write what the handler answers."""
         handler, behavior = method.handler, method.behavior
+        _first_read.set(partial(self._read, call))
         asked = _limited(requests) if handler.request_streaming else await self._read(call, context)
         if not handler.response_streaming:
             await context.write(await behavior(asked, context))
@@ -187,6 +192,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 self._num_broken += 1
                 fields = log_fields(**about, broken_calls=self._num_broken)
                 logger.error("call.broken", extra=fields, exc_info=error)
+
+
+async def read_first(context: Context) -> Any:
+    """Read the first request of a stream whose handler reads the context; until then the call is silent.
+
+    Raises: as for the one request of other calls.
+    """
+    return await _first_read.get()(context)
 
 
 def _end_now(limit: asyncio.Timeout) -> None:
