@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from common.errors import ConfigError
 from common.excerpt import excerpt
 from common.model.folder.files import ADDED_TOKENS, TOKENIZER, TOKENIZER_CONFIG, read_object
 from common.model.folder.template_files import LEGACY, find_templates, template_notes
+from common.model.text.growth import MAX_GROWTH, growth
 
 _RULES = ("normalizer", "pre_tokenizer")
 """Parts of a tokenizer.json that decide which ids a text has, beside its vocabulary."""
@@ -52,6 +54,7 @@ def read_tokenizer(spec: str, folder: Path, num_rows: int) -> FolderTokenizer:
     Raises: `ConfigError` when it cannot serve that model; whatever a library raises over broken files.
     """
     templates = find_templates(spec, folder)
+    _check_growth(spec, folder)
     pretrained = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if not isinstance(pretrained, FastTokenizer):
         raise ConfigError("model", spec, f"{type(pretrained).__name__} has no {TOKENIZER} form")
@@ -67,6 +70,15 @@ def read_tokenizer(spec: str, folder: Path, num_rows: int) -> FolderTokenizer:
     if pretrained.chat_template is None:
         pretrained.chat_template = templates.get(LEGACY)
     return FolderTokenizer(pretrained, tuple(notes))
+
+
+def _check_growth(spec: str, folder: Path) -> None:
+    """Raise `ConfigError` when the rules of a file would make so much of a text that loading is a danger."""
+    written = read_object(spec, folder / TOKENIZER)
+    factor = prod(growth(written.get(name)) for name in _RULES)
+    if factor > MAX_GROWTH:
+        problem = f"may make a text {factor:.3g} times as long, the limit is {MAX_GROWTH}"
+        raise ConfigError("model", spec, f"the {' and '.join(_RULES)} of {TOKENIZER} {problem}")
 
 
 def _rule_notes(pretrained: FastTokenizer, written: Backend, new: dict[str, int]) -> Iterator[str]:

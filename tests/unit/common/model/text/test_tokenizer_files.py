@@ -156,3 +156,13 @@ def test_token_around_every_text_needs_a_row(tmp_path: Path) -> None:
     """No text could be served."""
     with pytest.raises(ConfigError, match="puts token 256 around every text, the model has 256 rows"):
         read_tokenizer("/m", save_tokenizer(tmp_path, "llama", make_byte_tokenizer()), 256)
+
+
+def test_rules_that_make_too_much_of_a_text_are_refused_before_loading(tmp_path: Path) -> None:
+    """The library normalises added tokens as it loads them, with all memory if need be."""
+    save_tokenizer(tmp_path, "llama", make_byte_tokenizer())
+    doubling = {"type": "Replace", "pattern": {"String": "<"}, "content": "<<"}
+    edit_json(tmp_path / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": [doubling] * 40})
+
+    with pytest.raises(ConfigError, match=r"normalizer and pre_tokenizer of tokenizer\.json may make a text"):
+        read(tmp_path)
