@@ -82,7 +82,7 @@ class Confined:
             if self._process is None:
                 self._start()
             assert self._process is not None
-            return self._exchange(self._process, line)
+            return self._exchange(self._process, line, self._limit_s)
 
     def close(self) -> None:
         """End the process, also under an order; nothing is asked afterwards. May be called again."""
@@ -111,9 +111,9 @@ class Confined:
             env={**os.environ, **_ONE_THREAD},
             start_new_session=True,  # an interrupt at the terminal is for the service
         )
-        return self._exchange(self._process, self._state)
+        return self._exchange(self._process, self._state, MAKE_LIMIT_S)
 
-    def _exchange(self, process: subprocess.Popen[bytes], message: bytes) -> Any:
+    def _exchange(self, process: subprocess.Popen[bytes], message: bytes, limit_s: float) -> Any:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -124,17 +124,20 @@ class Confined:
             line = b""
         if line.endswith(b"\n"):
             return json.loads(line)
-        raise Ended(self._reap(process))
+        self._reap(process)
+        raise Ended(self._end(process.returncode, limit_s))
 
-    def _reap(self, process: subprocess.Popen[bytes]) -> str:
-        """Return of what a process ended."""
+    def _reap(self, process: subprocess.Popen[bytes]) -> None:
         self._process = None
         process.communicate()
-        if process.returncode == -signal.SIGALRM:
-            return f"not ended within {self._limit_s:g} s"
-        if process.returncode in (-signal.SIGABRT, _OUT_OF_MEMORY):
+
+    def _end(self, code: int, limit_s: float) -> str:
+        """Return of what a process ended."""
+        if code == -signal.SIGALRM:
+            return f"not ended within {limit_s:g} s"
+        if code in (-signal.SIGABRT, _OUT_OF_MEMORY):
             return f"not ended within {self._room_bytes >> 20} MiB of memory"
-        return f"ended its process with {process.returncode}"
+        return f"ended its process with {code}"
 
 
 _OUT_OF_MEMORY = 3
