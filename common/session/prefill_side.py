@@ -64,7 +64,7 @@ from common.session.prefill_states import (
     PrefillEvent,
     PrefillState,
 )
-from common.session.strays import Strays
+from common.session.strays import TOKENS_PER_STRAY, Strays
 
 SHUTTING_DOWN = "the prefill service is shutting down"
 """What decode is told when prefill leaves."""
@@ -286,9 +286,10 @@ class PrefillSession:
         )
 
     def _started(self, start: StartPrefill) -> tuple[PrefillAction, ...]:
+        weight = 1 + len(start.token_ids) // TOKENS_PER_STRAY
         if start.transfer_id in self._jobs:
             self._ignored.repeated_starts += 1
-            self._strays.note()
+            self._strays.note(weight)
             return ()
         reason, problem = "START_REFUSED", self._problem(start)
         if self._state is PrefillState.LEAVING:
@@ -296,7 +297,7 @@ class PrefillSession:
         self._highest_id = max(self._highest_id, start.transfer_id)
         if problem:
             # What crosses our GoAway is no fault of the peer.
-            self._strays.note(self._state is not PrefillState.LEAVING)
+            self._strays.note(weight if self._state is not PrefillState.LEAVING else 0)
             return (Send(PrefillFailed(start.transfer_id, start.attempt, reason, problem)),)
         self._strays.allow()  # a cancel may cross its end
         accepted = PrefillAccepted(start.transfer_id, start.attempt, len(self._jobs))

@@ -25,6 +25,10 @@ FAULT_STRAYS = 200
 them end the session, and prompts are computed elsewhere."""
 
 
+TOKENS_PER_STRAY = 1000
+"""A start that is refused or repeated counts once more for so many tokens: they had to be read."""
+
+
 class Strays:
     """Counts them, and what may cross."""
 
@@ -43,4 +47,4 @@ class Strays:
     def require_few(self) -> None:
         """Raise `RemoteProtocolError` when there were more than an honest peer can cause."""
         if self._count > self._allowed:
-            raise RemoteProtocolError(f"{self._count} stray messages, at most {self._allowed} may come")
+            raise RemoteProtocolError(f"{self._count} strays, at most {self._allowed} may come")

@@ -8,6 +8,7 @@ and are written out: their fields are read once each, and only the ranges of a s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, overload
 
 from common.kv.spans import Span
@@ -38,6 +39,7 @@ from common.wire.fields import (
     MAX_CHOICES,
     MAX_LAYERS,
     MAX_TEXT_CHARS,
+    MAX_TOKENS,
     at_least,
     index_range,
     malformed,
@@ -75,6 +77,11 @@ def _nonce(path: str, nonce: bytes) -> bytes:
     return nonce
 
 
+def _tokens(path: str, ids: Sequence[int]) -> tuple[int, ...]:
+    require_short(path, ids, MAX_TOKENS, "tokens")
+    return tuple(ids)
+
+
 LAYOUT = Field(layout_name, LAYOUTS.number)
 
 SLAB = Table(
@@ -105,7 +112,7 @@ START = Table(
     generation=PLAIN,
     slot_offset=INDEX,
     slot_size=INDEX,
-    token_ids=Field(lambda _, ids: tuple(ids)),
+    token_ids=Field(_tokens),
     first_token=PLAIN,
     mode=one_of(MODES),
     time_limit=DURATION.named("time_limit_s"),

@@ -43,6 +43,9 @@ MAX_LAYERS = 4096
 MAX_CHOICES = 64
 """Most modes, digests or layouts of an offer; there are three at most today."""
 
+MAX_TOKENS = 1 << 20
+"""Most tokens of a prompt; four megabytes of a message hold more only of small ids."""
+
 UNSPECIFIED = 0
 """Number of the value `..._UNSPECIFIED` of every enum."""
 

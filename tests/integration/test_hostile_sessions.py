@@ -120,7 +120,7 @@ async def test_ten_sessions_are_served_beside_one_that_talks_nonsense(
 
     assert answers == [expected] * NUM_OTHERS
     ends = [record.fields["error"] for record in caplog.records if record.message == "call.failed"]  # type: ignore[attr-defined]
-    assert ends == ["1001 stray messages, at most 1000 may come"]
+    assert ends == ["1001 strays, at most 1000 may come"]
 
 
 async def test_sessions_that_say_nothing_keep_nobody_out(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

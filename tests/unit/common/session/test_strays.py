@@ -38,7 +38,7 @@ from tests.support.sessions import (
 MANY = 1100
 """More than the bound of a session of `make_offer`."""
 
-CUT_OFF = r"\d+ stray messages, at most 10\d\d may come"
+CUT_OFF = r"\d+ strays, at most 10\d\d may come"
 
 
 def make_aborting() -> DecodeSession:
@@ -148,6 +148,18 @@ def test_a_prefill_whose_digests_are_always_wrong_is_cut_off_after_a_few_prompts
 
     assert lost == 6
     assert session.statistics().num_transfers == 1
+
+
+@pytest.mark.parametrize("make", [make_open_prefill_session, make_queued_job])
+def test_starts_of_very_long_prompts_are_cut_off_sooner(make: Callable[[], PrefillSession]) -> None:
+    """Each had to be read: whether it is refused or repeated, its tokens count."""
+    session = make()
+    start = replace(START, token_ids=(1,) * 500_000)
+    for _ in range(2):
+        session.receive(start)
+
+    with pytest.raises(RemoteProtocolError, match=CUT_OFF):
+        session.receive(start)
 
 
 def test_what_an_honest_decode_says_too_late_is_never_too_much() -> None:

@@ -95,6 +95,15 @@ def test_start_is_refused_when_a_number_makes_no_sense(field: str, value: int) -
         decode_message_from_proto(proto)
 
 
+def test_start_is_refused_when_its_prompt_is_longer_than_any() -> None:
+    """Tokens are counted before anything is built of them."""
+    proto = to_proto(make_start_message())
+    proto.start_prefill.token_ids[:] = [1] * ((1 << 20) + 1)
+
+    with pytest.raises(RemoteProtocolError, match=r"start_prefill\.token_ids is '1048577 tokens': must have"):
+        decode_message_from_proto(proto)
+
+
 def test_start_is_refused_when_it_has_no_time_limit() -> None:
     """A transfer without a limit could hold a slot for ever."""
     proto = to_proto(make_start_message())
