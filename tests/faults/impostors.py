@@ -137,6 +137,7 @@ LIES = {
     "message of nothing": Lie(FORBIDDEN, lambda me: [pb.TransferRequest()]),
     "second hello": Lie(FORBIDDEN, greets()),
     "release and cancel of nothing": Lie("pong", of_nothing),
+    "nothing but nonsense": Lie(FORBIDDEN, lambda me: of_nothing(me)[:2] * 501),
     "slab of another folder": Lie(FORBIDDEN, greets("../../etc/passwd"), greets=False),
     "slab that is not there": Lie(FORBIDDEN, greets(f"kvspan-{'0' * 24}.sock"), greets=False),
     "slab beyond all limits": Lie(FORBIDDEN, lambda me: [me.hello(size_bytes=1 << 40)], greets=False),

@@ -2,8 +2,8 @@
 
 Theory of operation: a script changes the honest messages: PrefillAccepted, then the spans, then PrefillDone.
 A lie about one transfer fails it and nothing else; what the session does not allow ends the session; what is
-late, repeated or unknown is counted and ignored. OK means that the answer came (over a KV of zeros), EXACT
-that decode did not trust this peer and asked the other one.
+late, repeated or unknown is counted and ignored, until there is too much of it. OK means that the answer came
+(over a KV of zeros), EXACT that decode did not trust this peer and asked the other one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ PROTOCOL = "FAILED_PRECONDITION PROTOCOL_VIOLATION_REMOTE"
 HOUR_NS = 3600 * 10**9
 FLOOD = 4_000
 """Messages; as many copies of a span would be a hundred megabytes if they were kept."""
+
+MANY = 900
+"""Messages without meaning that a session bears."""
 
 
 def _copy(message: pb.TransferResponse) -> pb.TransferResponse:
@@ -228,11 +231,12 @@ SCRIPTS = (
     Script("never accepted", PROTOCOL, lambda m: m[1:]),
     Script("silent about a prompt", LATE[0], lambda m: m[:1], LATE[1], time_limit_s=1.0),
     Script("never ends", LATE[0], lambda m: m[:-1], LATE[1], time_limit_s=1.0),
-    Script("flood of duplicates", "OK", lambda m: [*m[:2], *[m[1]] * FLOOD, *m[2:]]),
-    Script("flood of unknown spans", "OK", lambda m: [m[0], *[_unlike(m, transfer_id=88)] * FLOOD, *m[1:]]),
+    Script("many duplicates", "OK", lambda m: [*m[:2], *[m[1]] * MANY, *m[2:]]),
+    Script("flood of duplicates", LOST, lambda m: [*m[:2], *[m[1]] * FLOOD, *m[2:]]),
+    Script("flood of unknown spans", LOST, lambda m: [m[0], *[_unlike(m, transfer_id=88)] * FLOOD, *m[1:]]),
     Script(
         "flood of pongs",
-        "OK",
+        LOST,
         lambda m: [m[0], *[pb.TransferResponse(pong=pb.Pong(number=7))] * FLOOD, *m[1:]],
     ),
     # Sessions.
