@@ -244,7 +244,10 @@ class RequestReader:
         # More and longer ones are refused anyway.
         stops = [stop[:MAX_STOP_CHARS] for stop in request.sampling.stop[:MAX_STOPS]]
         for stop, special in unreachable_stops(stops, self._tokenizer.special_tokens)[:1]:
-            problem = f"has {excerpt(repr(stop))}: {special!r} in it is a special token, which no text has;"
+            # Refusals are logged, which the text of a client never is.
+            problem = (
+                f"has {special!r} within number {stops.index(stop) + 1}: a special token, which no text has;"
+            )
             yield Violation("sampling.stop", f"{problem} make it a stop string of its own")
 
     def _route(self, request: pb.GenerateRequest) -> Route:

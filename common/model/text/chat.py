@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from common.errors import InvalidRequest, Violation
-from common.excerpt import excerpt
 from common.model.text.chat_template import ChatTemplate
 from common.model.text.control_tokens import ControlTokens
 
@@ -43,8 +42,8 @@ class Chat:
         Raises: `InvalidRequest` when a role, or what the template makes of the messages, cannot be told from
         its own control tokens; whatever the template raises.
         """
-        for message in messages:
-            self._check_role(message.get("role", ""))
+        for at, message in enumerate(messages):
+            self._check_role(message.get("role", ""), at)
         spare = _spare_characters(messages)
         marks: dict[str, str] = {}
         hidden = [{**one, "content": self._hide(one.get("content", ""), marks, spare)} for one in messages]
@@ -67,9 +66,10 @@ class Chat:
             raise InvalidRequest([Violation("chat", problem)])
         return pieces
 
-    def _check_role(self, role: str) -> None:
+    def _check_role(self, role: str, at: int) -> None:
         if self._control.spans(role) or (role not in ROLES and self._control.may_join(role)):
-            problem = f"role {excerpt(repr(role), 40)} reads like a control token or a part of one"
+            # Refusals are logged, and a client may write anything there.
+            problem = f"the role of message {at + 1} reads like a control token or a part of one"
             raise InvalidRequest([Violation("chat", problem)])
 
     def _hide(self, content: str, marks: dict[str, str], spare: Iterator[str]) -> str:

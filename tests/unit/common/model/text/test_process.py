@@ -143,7 +143,7 @@ def test_what_a_tokenizer_refuses_is_refused_alike(text: TextProcess) -> None:
         text.encode("x" * (LONG_TEXT_CHARS + 1), max_tokens=10)
     assert (refusal.value.needed, refusal.value.limit) == (LONG_TEXT_CHARS + 1, 50)
 
-    with pytest.raises(InvalidRequest, match="chat: role 'x<eos>'"):
+    with pytest.raises(InvalidRequest, match="chat: the role of message 1 reads like"):
         text.encode_chat([{"role": "x<eos>", "content": "hi"}])
 
 
