@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from common.engine.decode import DecodeBackend
+from common.engine.prefill import peer_identity
 from common.kv.geometry import KVGeometry
 from common.model.prepare import Prepared, prepare
 from common.model.text.process import TextProcess
@@ -34,7 +36,6 @@ from decode_service.attempts import LossPolicy, Owners
 from decode_service.cache.admission import Admission
 from decode_service.cache.cache import KVCache
 from decode_service.cache.spec import page_bytes, pool_pages
-from decode_service.cache.storage import PagedStorage
 from decode_service.config import REMOTE_HEALTH, SERVICE_NAME, DecodeConfig
 from decode_service.core import DecodeCore
 from decode_service.generate.backends.torch_backend import TorchBackend
@@ -66,8 +67,7 @@ class Loaded:
     """A model ready to decode with, and its cache."""
 
     ready: Prepared
-    backend: TorchBackend
-    storage: PagedStorage
+    backend: DecodeBackend
     num_pages: tuple[int, ...]
 
 
@@ -85,9 +85,9 @@ def load(config: DecodeConfig) -> Loaded:
     geometry = ready.loaded.geometry
     num_pages = pool_pages(geometry, config.cache_tokens, config.lanes)
     _check_room(config, geometry, num_pages)
-    storage = PagedStorage(geometry, num_pages)
-    backend = TorchBackend(ready.loaded.model, geometry, storage, config.lanes)
-    return Loaded(ready, backend, storage, num_pages)
+    backend = TorchBackend(ready.loaded.model, ready.engine.identity(), config.lanes)
+    backend.allocate(num_pages)
+    return Loaded(ready, backend, num_pages)
 
 
 def _check_room(config: DecodeConfig, geometry: KVGeometry, num_pages: Sequence[int]) -> None:
@@ -104,17 +104,17 @@ class DecodeService(Service):
         super().__init__()
         self._config = config
         self._loaded = loaded
-        geometry = loaded.ready.identity.geometry
+        engine, geometry = loaded.ready.engine, loaded.backend.identity().geometry
+        description = engine.describe()
+        self._identity = peer_identity(engine.identity(), description.numerics, config.chunk_tokens)
         self._clock = SystemClock()
         self._boot_id = new_boot_id()
         self._record = open_journal(config.journal, self._boot_id, self._clock.now_ns)
         self._journal = DecodeJournal(self._record)
-        self._importer = Importer(geometry, loaded.storage, self._clock)
+        self._importer = Importer(geometry, loaded.backend, self._clock)
         self._cache = KVCache(geometry, loaded.num_pages)
         self._step_loop = StepLoop(loaded.backend)
-        self._local = LocalEngine(
-            loaded.ready.prefill, loaded.storage, self._clock, self._journal, self._changed
-        )
+        self._local = LocalEngine(engine, loaded.backend, geometry, self._clock, self._journal, self._changed)
         self._context = SessionContext(self._importer, self._changed, self._clock, self._journal)
         self._peers = tuple(self._make_peer(target) for target in config.prefill)
         self._router = Router(self._local, self._peers)
@@ -197,7 +197,7 @@ class DecodeService(Service):
                 raise outcome
 
     async def _open(self) -> str:
-        self._journal.service_started(self._loaded.ready.identity.geometry, self._loaded.num_pages)
+        self._journal.service_started(self._identity.geometry, self._loaded.num_pages)
         self._prepare_slab_dir()
         calls = self._config.lanes + self._config.queue_limit + SPARE_CALLS
         self._server = Server([SERVICE_NAME], limits={GENERATE: calls}, on_invariant=self.break_off)
@@ -259,7 +259,7 @@ class DecodeService(Service):
         return Hello(
             versions=PROTOCOL_VERSIONS,
             boot_id=self._boot_id,
-            identity=self._loaded.ready.identity,
+            identity=self._identity,
             modes=tuple(TransferMode),
             digests=(self._config.digest,),
             slab=slab,
@@ -286,7 +286,7 @@ class DecodeService(Service):
             model_name=loaded.name,
             vocab_size=loaded.geometry.vocab_size,
             eos_ids=loaded.eos_ids,
-            max_context_tokens=self._loaded.ready.prefill.max_prompt_tokens,
+            max_context_tokens=self._loaded.ready.engine.describe().max_prompt_tokens,
             max_new_tokens=config.max_new_tokens,
             time_limit_s=config.time_limit_s,
             default_route=self._default_route,
@@ -297,7 +297,7 @@ class DecodeService(Service):
     def _make_reporter(self, server: Server) -> Reporter:
         facts = Facts(
             boot_id=self._boot_id,
-            identity=self._loaded.ready.identity,
+            identity=self._identity,
             limits=self._make_limits(),
             digests=(self._config.digest,),
             num_lanes=self._config.lanes,

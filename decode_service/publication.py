@@ -13,20 +13,18 @@ state of its transfer, `LocalPrefill` by the rows its writer has placed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from common.engine.prefill import Logits
 from decode_service.cache.reservation import Holder, Reservation
 from decode_service.generate.answer import Answer
 from decode_service.generate.sequence import Sequence
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class FinishedPrefill(Protocol):
     """A prompt whose KV is said to be in the reserved pages."""
 
-    def prove_complete(self) -> Tensor:
+    def prove_complete(self) -> Logits:
         """Return the logits [vocabulary] of the last position.
 
         Raises: the error that ended the prefill, or `InvariantViolation`, unless all of rule 2 holds now.

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from common.engine.prefill import PrefillEngine, peer_identity
 from common.kv.digest import DigestKind
 from common.kv.plan import SpanGranularity
 from common.kv.spans import SPAN_LAYOUT
@@ -19,7 +20,6 @@ from common.model.prepare import prepare
 from common.runtime.boot import new_boot_id
 from common.runtime.clock import SystemClock
 from common.runtime.service import Service
-from common.session.identity import PeerIdentity
 from common.session.messages import TransferMode
 from common.session.negotiation import PROTOCOL_VERSIONS, PrefillOffer
 from common.slab.mapped import MappedSlabs
@@ -31,8 +31,6 @@ from kvspan.v1 import transfer_pb2_grpc
 from prefill_service.config import PrefillConfig
 from prefill_service.decode_peer import PeerContext
 from prefill_service.engine_loop import EngineLoop
-from prefill_service.engines.base import PrefillEngine
-from prefill_service.engines.torch_engine import TorchEngine
 from prefill_service.job import Job
 from prefill_service.journaling import PrefillJournal
 from prefill_service.queue import JobQueue
@@ -51,10 +49,9 @@ LAST_WORDS_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model ready to compute, and who it makes this service."""
+    """An engine ready to compute."""
 
     engine: PrefillEngine
-    identity: PeerIdentity
     linears: str
     threads: int
 
@@ -70,8 +67,7 @@ def load(config: PrefillConfig) -> Loaded:
     Raises: `ConfigError` or `UnsupportedModel`; nothing stays allocated.
     """
     ready = prepare(config, config.max_prompt_tokens)
-    engine = TorchEngine(ready.prefill, ready.loaded.geometry, ready.rules)
-    return Loaded(engine, ready.identity, ready.linears, ready.threads)
+    return Loaded(ready.engine, ready.linears, ready.threads)
 
 
 class PrefillService(Service):
@@ -161,11 +157,11 @@ class PrefillService(Service):
 
 def make_offer(config: PrefillConfig, loaded: Loaded) -> PrefillOffer:
     """Return what this service brings to a session."""
-    description = loaded.engine.describe()
+    identity, description = loaded.engine.identity(), loaded.engine.describe()
     return PrefillOffer(
         versions=PROTOCOL_VERSIONS,
         boot_id=new_boot_id(),
-        identity=loaded.identity,
+        identity=peer_identity(identity, description.numerics, config.chunk_tokens),
         modes=tuple(TransferMode),
         digests=tuple(DigestKind),
         layouts=(SPAN_LAYOUT,),

@@ -15,12 +15,12 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from common.engine.prefill import PrefillEngine
 from common.errors import EngineFailed, InvariantViolation, KVSpanError, told
 from common.kv.plan import SpanGranularity
 from common.runtime.clock import Clock
 from common.runtime.tasks import run_to_end
 from common.telemetry.logging import log_fields
-from prefill_service.engines.base import PrefillEngine
 from prefill_service.job import Job, JobResult, run_job
 from prefill_service.queue import JobQueue
 

@@ -11,13 +11,13 @@ import threading
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from common.engine.prefill import PrefillEngine, wanted_of
 from common.errors import KVSpanError
 from common.kv.plan import SpanGranularity, SpanPlan, plan_spans
 from common.kv.ring import ring_shares
 from common.runtime.clock import Clock
 from common.session.messages import GroupTotals, SourceTimings, TransferMode
 from prefill_service.credit import CreditRing, CreditTerms
-from prefill_service.engines.base import PrefillEngine
 from prefill_service.span_writer import SlotTarget, SpanWriter
 from prefill_service.transfer_log import Names, names_of
 
@@ -114,11 +114,12 @@ def run_job(job: Job, engine: PrefillEngine, granularity: SpanGranularity, clock
     start = job.target.start
     job.started_ns = clock.now_ns()
     with job.target.memory:
-        geometry = engine.describe().geometry
+        geometry = engine.identity().geometry
         plan = plan_spans(geometry, start.first_token, len(start.token_ids), granularity)
         job.ring = _make_ring(job, plan, clock)
         writer = SpanWriter(geometry, plan, job.target, clock, job.ring)
-        logits = engine.prefill(start.token_ids, start.first_token, writer, job.stop.is_set)
+        wanted = wanted_of(geometry, geometry.required(start.first_token, len(start.token_ids)))
+        logits = engine.prefill(list(start.token_ids), wanted, writer, job.stop.is_set)
         ended_ns = clock.now_ns()
         totals = writer.finish()
     timings = SourceTimings(job.accepted_ns, job.started_ns, ended_ns)

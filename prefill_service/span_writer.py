@@ -8,8 +8,9 @@ its first layer is written and may wait for room then. The mode decides only *wh
     deferred   copy when the layer is done, seal everything in `finish`
     whole      keep the arrays, copy and seal everything in `finish`; through a ring, seal each when copied
 
-An engine must write every layer of every chunk once, in order; anything else fails the prompt at once. So a
-span is complete when its last layer is written, and one that is sealed is never written again (rule 5).
+An engine must write what is wanted of every layer of every chunk once, in order; anything else fails the
+prompt at once. What it hands over beside that is dropped. So a span is complete when its last layer is
+written, and one that is sealed is never written again (rule 5).
 
 Ownership: one writer per job, used on the engine's thread. It writes into memory that the job owns.
 
@@ -19,12 +20,13 @@ Not here: the cut into spans (`common/kv/plan.py`), room in a ring (`credit.py`)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common.engine.prefill import wanted_of
 from common.errors import EngineFailed, SpanOutOfRange
 from common.kv.digest import DigestKind, digest
 from common.kv.geometry import GroupGeometry, KVGeometry
@@ -50,6 +52,19 @@ class SlotTarget:
     """Called on the engine's thread with each final span."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """The next write that an engine owes."""
+
+    layer_index: int
+    chunk: ChunkPlan
+    tokens: Range
+    """What is wanted of the layer in the chunk; never empty."""
+
+    def __str__(self) -> str:
+        return f"layer {self.layer_index} of tokens {self.tokens}"
+
+
 class SpanWriter:
     """The `KVWriter` of one transfer."""
 
@@ -64,53 +79,48 @@ class SpanWriter:
         """Raises `SpanOutOfRange` when the slot is too small for the plan and there is no ring."""
         if ring is None and plan.total_bytes > len(target.memory):
             raise SpanOutOfRange("slot_size", len(target.memory), f"at least {plan.total_bytes}")
-        self._layers = tuple(layer.layer_index for layer in geometry.layers)
-        self._places = {
-            layer: (group, position)
-            for group in geometry.groups
-            for position, layer in enumerate(group.layer_indices)
-        }
-        self._chunks = plan.chunks
+        self._places = geometry.by_layer
+        start = target.start
+        self._wanted = wanted_of(geometry, geometry.required(start.first_token, len(start.token_ids)))
+        self._turns = self._in_order(plan.chunks)
+        self._expected = next(self._turns, None)
+        # Invariant: the write that has to come next; None when all were taken.
         self._target = target
         self._clock = clock
         self._ring = ring
         self._in_ring: dict[int, PlannedSpan] = {}
         # Invariant: by group, the span last begun, with its place in the ring.
-        self._num_taken = 0
-        # Invariant: writes taken so far; write number n is of layer n % L of chunk n // L.
         self._chunk_spans: tuple[int, tuple[PlannedSpan, ...]] = (-1, ())
         # Invariant: start of a chunk, and the planned spans of it.
-        self._kept: list[tuple[int, ChunkPlan, Range, Rows, Rows]] = []
+        self._kept: list[tuple[_Turn, Rows, Rows]] = []
         self._unsealed: list[Span] = []
         self._totals = [[0, 0, 0] for _ in geometry.groups]
         self._sequence = 0
 
     def write(self, layer_index: int, tokens: Range, keys: Rows, values: Rows) -> None:
-        """Take the KV of one layer for one chunk, or for the part of it that is exported; see `KVWriter`.
-
-        Chunks before the first that is exported are dropped.
+        """Take the KV of one layer for one chunk, or for the part of it that is wanted; see `KVWriter`.
 
         Raises: `EngineFailed` when it is not this layer's and chunk's turn, or rows have another size; what
         `CreditRing.open` raises.
         """
-        if self._chunks and tokens.stop <= self._chunks[0].chunk.start:
+        if not tokens.intersection(self._wanted.get(layer_index, tokens)):
             return
-        chunk = self._take_turn(layer_index, tokens)
+        turn = self._take_turn(layer_index, tokens)
         self._check_rows(layer_index, tokens, keys, values)
-        self._num_taken += 1
+        self._expected = next(self._turns, None)
+        part = slice(turn.tokens.start - tokens.start, turn.tokens.stop - tokens.start)
         if self._target.start.mode is TransferMode.WHOLE:
-            self._kept.append((layer_index, chunk, tokens, keys, values))
+            self._kept.append((turn, keys[part], values[part]))
         else:
-            self._place(layer_index, chunk, tokens, keys, values)
+            self._place(turn, keys[part], values[part])
 
     def finish(self) -> tuple[GroupTotals, ...]:
         """Write and seal what the mode held back; return the totals that PrefillDone carries.
 
         Raises: `EngineFailed` when the engine left out a layer or a chunk; what `CreditRing.open` raises.
         """
-        missing = self._next()
-        if missing is not None:
-            raise EngineFailed(f"ended without {_name(*missing)}")
+        if self._expected is not None:
+            raise EngineFailed(f"ended without {self._expected}")
         for kept in self._kept:
             self._place(*kept)
         self._kept.clear()
@@ -119,22 +129,22 @@ class SpanWriter:
         self._unsealed.clear()
         return tuple(GroupTotals(index, *counts) for index, counts in enumerate(self._totals))
 
-    def _next(self) -> tuple[int, ChunkPlan] | None:
-        """Return the layer and the chunk whose turn it is; None when all were written."""
-        number, position = divmod(self._num_taken, len(self._layers))
-        return (self._layers[position], self._chunks[number]) if number < len(self._chunks) else None
+    def _in_order(self, chunks: tuple[ChunkPlan, ...]) -> Iterator[_Turn]:
+        """Yield the writes that an engine owes: chunk after chunk, inside a chunk in order of the model."""
+        for chunk in chunks:
+            for layer_index, wanted in self._wanted.items():
+                if tokens := chunk.chunk.intersection(wanted):
+                    yield _Turn(layer_index, chunk, tokens)
 
-    def _take_turn(self, layer_index: int, tokens: Range) -> ChunkPlan:
-        """Return the chunk of a write whose turn it is."""
-        expected = self._next()
-        if expected is None:
+    def _take_turn(self, layer_index: int, tokens: Range) -> _Turn:
+        """Return the turn of a write that holds what is wanted now, and nothing that is wanted later."""
+        turn = self._expected
+        if turn is None:
             raise EngineFailed(f"wrote layer {layer_index} of tokens {tokens} after the last")
-        layer, planned = expected
-        chunk, first_token = planned.chunk, self._target.start.first_token
-        is_whole = chunk.start <= tokens.start <= max(chunk.start, first_token) and tokens.stop == chunk.stop
-        if layer_index != layer or not is_whole:
-            raise EngineFailed(f"wrote layer {layer_index} of tokens {tokens} before {_name(*expected)}")
-        return planned
+        is_whole = tokens.contains(turn.tokens) and turn.chunk.chunk.contains(tokens)
+        if layer_index != turn.layer_index or not is_whole:
+            raise EngineFailed(f"wrote layer {layer_index} of tokens {tokens} before {turn}")
+        return turn
 
     def _check_rows(self, layer_index: int, tokens: Range, keys: Rows, values: Rows) -> None:
         row_bytes = self._places[layer_index][0].row_bytes
@@ -143,18 +153,19 @@ class SpanWriter:
                 shape = f"{len(rows)} rows, {rows.nbytes} bytes"
                 raise EngineFailed(f"layer {layer_index}: {shape}, not {len(tokens)} of {row_bytes} bytes")
 
-    def _place(self, layer_index: int, chunk: ChunkPlan, tokens: Range, keys: Rows, values: Rows) -> None:
+    def _place(self, turn: _Turn, keys: Rows, values: Rows) -> None:
         """Copy the rows of one layer into every planned span that wants them."""
-        if self._chunk_spans[0] != chunk.chunk.start:
-            self._chunk_spans = (chunk.chunk.start, chunk.spans)
-        group, position = self._places[layer_index]
+        if self._chunk_spans[0] != turn.chunk.chunk.start:
+            self._chunk_spans = (turn.chunk.chunk.start, turn.chunk.spans)
+        group, position = self._places[turn.layer_index]
         for span in self._chunk_spans[1]:
             if span.group_index != group.group_index or not span.layers.start <= position < span.layers.stop:
                 continue
-            rows = slice(span.tokens.start - tokens.start, span.tokens.stop - tokens.start)
+            first = turn.tokens.start
+            rows = slice(span.tokens.start - first, span.tokens.stop - first)
             span = self._placed(span, position)
             self._copy(group, span, position - span.layers.start, keys[rows], values[rows])
-            if span.completed_by == layer_index:
+            if span.completed_by == turn.layer_index:
                 self._complete(span)
 
     def _placed(self, span: PlannedSpan, position: int) -> PlannedSpan:
@@ -211,7 +222,3 @@ class SpanWriter:
         counts[0] += 1
         counts[1] += span.length
         counts[2] += len(span.layers) * len(span.tokens)
-
-
-def _name(layer_index: int, chunk: ChunkPlan) -> str:
-    return f"layer {layer_index} of tokens {chunk.chunk}"

@@ -122,6 +122,16 @@ class KVGeometry:
         )
 
     @property
+    def by_layer(self) -> dict[int, tuple[GroupGeometry, int]]:
+        """Return group and group layer index of each KV-owning layer, by model layer, ascending."""
+        places = {
+            layer_index: (group, group_layer)
+            for group in self.groups
+            for group_layer, layer_index in enumerate(group.layer_indices)
+        }
+        return dict(sorted(places.items()))
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of keys and values of one token over every KV-owning layer."""
         return sum(group.token_bytes for group in self.groups)

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 import torch
 
+from common.engine.identity import EngineIdentity
 from common.errors import ConfigError
 from common.model.forward.linears import STABLE_ROWS, stabilise
 from common.model.forward.prefill import ChunkedPrefill, numerics
 from common.model.loader import LoadedModel, load_model
+from common.model.torch_engine import TorchEngine
 from common.runtime.memory import trim_memory
 from common.runtime.threads import resolve_threads
-from common.session.identity import Numerics, PeerIdentity
 from common.settings import ServiceConfig
 from common.telemetry.logging import log_fields
 
@@ -31,13 +32,7 @@ class Prepared:
     """A model ready to compute with."""
 
     loaded: LoadedModel
-    prefill: ChunkedPrefill
-    identity: PeerIdentity
-    """Who this service is towards a peer."""
-
-    rules: tuple[str, ...]
-    """Everything that decides the bits of a prefill, beside weights and tokens."""
-
+    engine: TorchEngine
     linears: str
     """What the kernels of the linears promise about rows."""
 
@@ -60,15 +55,9 @@ def prepare(config: ServiceConfig, max_prompt_tokens: int, max_rows: int = STABL
         logger.warning("model.noted", extra=log_fields(model=loaded.name, note=note))
     report = stabilise(loaded.model, max(max_rows, STABLE_ROWS))
     trim_memory()
-    rules = numerics(loaded.model, config.chunk_tokens, report)
-    return Prepared(
-        loaded,
-        ChunkedPrefill(loaded.model, loaded.geometry, config.chunk_tokens, max_prompt),
-        _identity(loaded, Numerics(", ".join(rules), config.chunk_tokens)),
-        rules,
-        report.rows_rule,
-        threads,
-    )
+    prefill = ChunkedPrefill(loaded.model, loaded.geometry, config.chunk_tokens, max_prompt)
+    engine = TorchEngine(prefill, identity_of(loaded), numerics(loaded.model, config.chunk_tokens, report))
+    return Prepared(loaded, engine, report.rows_rule, threads)
 
 
 def context_tokens(wanted: int, loaded: LoadedModel) -> int:
@@ -83,12 +72,12 @@ def context_tokens(wanted: int, loaded: LoadedModel) -> int:
     return wanted or loaded.max_context
 
 
-def _identity(loaded: LoadedModel, numerics: Numerics) -> PeerIdentity:
-    return PeerIdentity(
+def identity_of(loaded: LoadedModel) -> EngineIdentity:
+    """Return the checkpoint that was loaded."""
+    return EngineIdentity(
         model_name=loaded.name,
         fingerprint=loaded.fingerprint,
         config_fields=loaded.config_fields,
         tokenizer_fields=loaded.tokenizer_fields,
         geometry=loaded.geometry,
-        numerics=numerics,
     )

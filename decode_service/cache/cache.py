@@ -1,8 +1,8 @@
 """The decode service's KV cache as the rest of the service sees it: reserve, give back, count.
 
 Theory of operation: five layers, each answering one question: `spec.py` how many pages, `pool.py` which
-pages are free, `tables.py` and `sequence_pages.py` where a position lies, this file all groups at once,
-`storage.py` the bytes. A reservation takes pages in every group or in none.
+pages are free, `sequence_pages.py` and `common/kv/tables.py` where a position lies, this file all groups at
+once, `storage.py` the bytes. A reservation takes pages in every group or in none.
 
 Ownership: one `KVCache` per service, used on the event loop only. What makes a reservation readable is in
 `decode_service/publication.py` and nowhere else.

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from common.errors import InvariantViolation
 from common.kv.geometry import KVGeometry
+from common.kv.tables import PageTable
 from decode_service.cache.spec import first_page
-from decode_service.cache.tables import PageTable
 
 
 class SequencePages:

@@ -6,7 +6,7 @@ pages at once than its window can touch:
 
     window of W tokens over pages of B:   | . . W |W W W W|W . . . |   at most ceil((W - 1) / B) + 1 pages
 
-Pure. Not here: which pages (`pool.py`), where positions lie in them (`tables.py`).
+Pure. Not here: which pages (`pool.py`), where positions lie in them (`common/kv/tables.py`).
 """
 
 from __future__ import annotations

@@ -13,16 +13,13 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
 
+from common.engine.prefill import Logits
 from common.model.text.stops import StopMatcher
 from common.model.text.stream import TextStream
 from common.model.text.vocabulary import Vocabulary
 from decode_service.generate.sampling import SampledToken, Sampler
 from decode_service.request import Request
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class FinishReason(enum.Enum):
@@ -60,7 +57,7 @@ class Answer:
         """Id of the request that is answered."""
         return self._request.request_id
 
-    def accept(self, logits_V: Tensor) -> TokenEvent:
+    def accept(self, logits_V: Logits) -> TokenEvent:
         """Sample the next token from float32 logits [vocabulary] and tell what it means."""
         sampled = self._sampler.sample(logits_V)
         self._num_tokens += 1

@@ -18,11 +18,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from common.engine.prefill import Logits
 from common.errors import EngineFailed
 from decode_service.request import SamplingParams
 
@@ -39,11 +38,6 @@ class SampledToken:
     """The most likely tokens with their log probabilities, best first; as many as were asked for."""
 
 
-def logits_from_array(logits_V: NDArray[np.float32]) -> Tensor:
-    """Return a copy of handed-over logits as the float32 tensor that `Sampler.sample` takes."""
-    return torch.from_numpy(np.array(logits_V, dtype=np.float32))
-
-
 class Sampler:
     """Picks the tokens of one sequence."""
 
@@ -54,11 +48,13 @@ class Sampler:
         self._generator.manual_seed(params.seed if params.seed is not None else rng.getrandbits(63))
         self._seen = set(prompt_ids) if params.repetition_penalty != 1 else None
 
-    def sample(self, logits_V: Tensor) -> SampledToken:
-        """Pick the next token; the logits (float32, CPU) are left as they are.
+    def sample(self, logits: Logits) -> SampledToken:
+        """Pick the next token; the logits [V] are left as they are.
 
         Raises EngineFailed when they are no distribution.
         """
+        # torch takes no array that cannot be written, such as a view of a message.
+        logits_V = torch.from_numpy(logits if logits.flags.writeable else logits.copy())
         if not torch.isfinite(logits_V.max()):
             raise EngineFailed("logits are not finite")
         scores_V = self._penalised(logits_V)

@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from common.errors import Cancelled, EngineFailed, InvariantViolation, KVSpanError, told
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from common.engine.decode import LaneStep
+    from common.engine.prefill import Logits
     from decode_service.generate.answer import TokenEvent
-    from decode_service.generate.backends.base import LaneStep
 
 
 class Lane(Protocol):
@@ -41,7 +40,7 @@ class Lane(Protocol):
     def lane_step(self) -> LaneStep:
         """Return its part of the next step."""
 
-    def accept(self, logits_V: Tensor) -> TokenEvent:
+    def accept(self, logits_V: Logits) -> TokenEvent:
         """Take the row that the step computed for it."""
 
 
@@ -122,7 +121,7 @@ class Scheduler(Generic[AnyLane]):
                 failures.append(_failed(lane, "lane", error))
         return steps, self._leave(failures)
 
-    def complete(self, rows: Sequence[Tensor] | Tensor) -> list[Event[AnyLane]]:
+    def complete(self, rows: Sequence[Logits] | Logits) -> list[Event[AnyLane]]:
         """Take the rows that the step of the last `plan` computed, in its order."""
         self._num_steps += 1
         events = [

@@ -7,22 +7,19 @@ events travel back to the event loop through `deliver`.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
+from common.engine.decode import LaneStep
+from common.engine.prefill import Logits
 from common.errors import KVSpanError
 from decode_service.cache.reservation import Holder, Reservation
 from decode_service.generate.answer import Answer, TokenEvent
-from decode_service.generate.backends.base import LaneStep
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Sequence:
     """A lane's content: pages, the next token and its position."""
 
     def __init__(
-        self, reservation: Reservation, answer: Answer, prompt_len: int, first_logits_V: Tensor
+        self, reservation: Reservation, answer: Answer, prompt_len: int, first_logits_V: Logits
     ) -> None:
         self._reservation = reservation
         self._answer = answer
@@ -50,7 +47,7 @@ class Sequence:
         tables = self._reservation.pages.advance(self._position)
         return LaneStep(self._next_token, self._position, tables)
 
-    def accept(self, logits_V: Tensor) -> TokenEvent:
+    def accept(self, logits_V: Logits) -> TokenEvent:
         """Take the logits that the step computed for this lane."""
         event = self._answer.accept(logits_V)
         self._next_token = event.sampled.token_id

@@ -17,10 +17,10 @@ import logging
 import threading
 from queue import Empty, SimpleQueue
 
+from common.engine.decode import DecodeBackend
 from common.errors import Cancelled, InvariantViolation
 from common.runtime.invariants import raise_break, raise_on
 from common.telemetry.logging import log_fields
-from decode_service.generate.backends.base import DecodeBackend
 from decode_service.generate.scheduler import Event, Scheduler, SchedulerStatistics
 from decode_service.generate.sequence import Sequence
 

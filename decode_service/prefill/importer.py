@@ -19,16 +19,16 @@ from queue import SimpleQueue
 
 import numpy as np
 
+from common.engine.decode import KVPlace, KVStore
 from common.errors import ChecksumMismatch, EngineFailed, InvariantViolation, KVSpanError, told
 from common.kv.digest import DigestKind, digest
 from common.kv.geometry import KVGeometry
 from common.kv.spans import Span, key_range, value_range
+from common.kv.tables import PageTable
 from common.runtime.clock import Clock
 from common.runtime.invariants import raise_break, raise_on
 from common.telemetry.logging import log_fields
 from common.telemetry.timeline import SpanRecord
-from decode_service.cache.storage import Kind, PagedStorage
-from decode_service.cache.tables import PageTable
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class ImportJob:
 class Importer:
     """The importing thread."""
 
-    def __init__(self, geometry: KVGeometry, store: PagedStorage, clock: Clock) -> None:
+    def __init__(self, geometry: KVGeometry, store: KVStore, clock: Clock) -> None:
         self._groups = geometry.groups
         self._store = store
         self._clock = clock
@@ -105,16 +105,14 @@ class Importer:
     def _copy(self, job: ImportJob) -> None:
         span, group = job.span, self._groups[job.span.group_index]
         num_tokens = len(span.tokens)
-        runs = job.table.runs(span.tokens)
+        place = KVPlace(span.group_index, job.table, span.tokens)
         source = np.frombuffer(job.source, dtype=np.uint8)
         for position, layer in enumerate(span.layers):
-            for kind, within in (
-                (Kind.KEYS, key_range(group, num_tokens, position)),
-                (Kind.VALUES, value_range(group, num_tokens, position)),
-            ):
-                rows = source[within.start : within.stop].reshape(num_tokens, group.row_bytes)
-                pages = self._store.rows(group.group_index, layer, kind)
-                first = 0
-                for run in runs:
-                    pages[run.start : run.stop] = rows[first : first + len(run)]
-                    first += len(run)
+            keys, values = (
+                source[within.start : within.stop].reshape(num_tokens, group.row_bytes)
+                for within in (
+                    key_range(group, num_tokens, position),
+                    value_range(group, num_tokens, position),
+                )
+            )
+            self._store.write(place, layer, keys, values)

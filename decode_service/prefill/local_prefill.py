@@ -1,6 +1,6 @@
 """Computes prompts in the decode process, with the engine code of the prefill service (route local).
 
-Theory of operation: one worker thread runs `ChunkedPrefill` with a `PageWriter` that puts rows straight into
+Theory of operation: one worker thread runs the engine with a `PageWriter` that puts rows straight into
 the reserved pages: no slab, no session. The same publication follows, proven by what the writer placed. A
 prompt that is given up before the thread has begun it is taken back and ends at once; one that runs is
 stopped at its next layer.
@@ -19,11 +19,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
+from common.engine.decode import KVStore
+from common.engine.prefill import Logits, PrefillEngine, Wanted, wanted_of
 from common.errors import (
     Cancelled,
     CoverageIncomplete,
@@ -34,7 +32,7 @@ from common.errors import (
     RequestError,
     told,
 )
-from common.model.forward.prefill import ChunkedPrefill
+from common.kv.geometry import KVGeometry
 from common.runtime.clock import Clock
 from common.runtime.invariants import raise_on
 from common.runtime.tasks import run_to_end
@@ -43,21 +41,16 @@ from common.session.messages import TransferMode
 from common.telemetry.logging import log_fields
 from common.telemetry.timeline import Timeline
 from decode_service.cache.reservation import Holder, Reservation
-from decode_service.cache.storage import PagedStorage
-from decode_service.generate.sampling import logits_from_array
 from decode_service.prefill.journaling import DecodeJournal
 from decode_service.prefill.page_writer import PageWriter
 from decode_service.request import Request, Route
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    logits: NDArray[np.float32]
+    logits: Logits
     started_ns: int
     ended_ns: int
 
@@ -68,6 +61,7 @@ class _Prompt:
 
     request: Request
     reservation: Reservation
+    wanted: Wanted
     writer: PageWriter
     outcome: asyncio.Future[_Computed]
     stop: threading.Event = field(default_factory=threading.Event)
@@ -100,7 +94,7 @@ class LocalPrefill:
         """Give the prompt up: a queued one ends at once, a running one at its next layer."""
         self._give_up()
 
-    def prove_complete(self) -> Tensor:
+    def prove_complete(self) -> Logits:
         """See `FinishedPrefill`."""
         computed = self._work.result()
         missing = self._writer.missing()
@@ -108,7 +102,7 @@ class LocalPrefill:
             raise CoverageIncomplete(missing)
         self._timeline.source_started_ns = computed.started_ns
         self._timeline.source_ended_ns = computed.ended_ns
-        return logits_from_array(computed.logits)
+        return computed.logits
 
     def settle(self) -> None:
         """See `FinishedPrefill`; there is nothing to give back."""
@@ -120,10 +114,11 @@ class LocalEngine:
     name = "local"
     route = Route.LOCAL
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - engine, cache, and what every owner of threads is told
         self,
-        prefill: ChunkedPrefill,
-        storage: PagedStorage,
+        engine: PrefillEngine,
+        store: KVStore,
+        geometry: KVGeometry,
         clock: Clock,
         journal: DecodeJournal | None = None,
         on_change: Callable[[], None] = lambda: None,
@@ -131,9 +126,10 @@ class LocalEngine:
         """Start the thread; `on_change` is called when a prompt has ended and the backlog is shorter."""
         self._journal = journal or DecodeJournal()
         self._on_change = on_change
-        self._prefill = prefill
-        self._geometry = storage.geometry
-        self._storage = storage
+        self._engine = engine
+        self._max_prompt_tokens = engine.describe().max_prompt_tokens
+        self._geometry = geometry
+        self._store = store
         self._clock = clock
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-prefill")
         self._numbers = itertools.count()
@@ -157,7 +153,7 @@ class LocalEngine:
 
     def refusal(self, prompt_len: int, mode: TransferMode) -> PromptTooLong | None:
         """See `Place`: the longest prompt of the engine."""
-        limit = self._prefill.max_prompt_tokens
+        limit = self._max_prompt_tokens
         return PromptTooLong("prompt tokens", prompt_len, limit) if prompt_len > limit else None
 
     def can_take(self, slot_bytes: int) -> bool:
@@ -168,12 +164,14 @@ class LocalEngine:
         """Queue a prompt for the engine; its pages stay held until the engine has ended or will not begin."""
         tables = reservation.pages.tables
         required = self._geometry.required(0, request.prompt_len)
-        writer = PageWriter(self._storage, self._geometry, tables, required)
+        writer = PageWriter(self._store, self._geometry, tables, required)
         outcome: asyncio.Future[_Computed] = asyncio.get_running_loop().create_future()
         reservation.hold(Holder.ENGINE)
         self._journal.local_started(reservation, required)
         number = next(self._numbers)
-        prompt = self._live[number] = _Prompt(request, reservation, writer, outcome)
+        prompt = self._live[number] = _Prompt(
+            request, reservation, wanted_of(self._geometry, required), writer, outcome
+        )
         prompt.run = self._thread.submit(run_to_end, self._compute, number)
         asyncio.wrap_future(prompt.run).add_done_callback(partial(self._ended, number))
         return LocalPrefill(writer, timeline, outcome, partial(self._give_up, number))
@@ -187,7 +185,8 @@ class LocalEngine:
     def _compute(self, number: int) -> _Computed:
         """Run a prompt; on the engine's thread."""
         prompt, started_ns = self._live[number], self._clock.now_ns()
-        logits = self._prefill.prefill(prompt.request.prompt_ids, 0, prompt.writer, prompt.stop.is_set)
+        token_ids = list(prompt.request.prompt_ids)
+        logits = self._engine.prefill(token_ids, prompt.wanted, prompt.writer, prompt.stop.is_set)
         return _Computed(logits, started_ns, self._clock.now_ns())
 
     def _give_up(self, number: int) -> None:

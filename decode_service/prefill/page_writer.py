@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from common.engine.decode import KVPlace, KVStore
 from common.errors import SpanOutOfRange
 from common.kv.geometry import KVGeometry
 from common.kv.ranges import Range, RangeSet
+from common.kv.tables import PageTable
 from common.kv.writer import Rows
-from decode_service.cache.storage import Kind, PagedStorage
-from decode_service.cache.tables import PageTable
 
 
 class PageWriter:
@@ -26,21 +26,15 @@ class PageWriter:
 
     def __init__(
         self,
-        storage: PagedStorage,
+        store: KVStore,
         geometry: KVGeometry,
         tables: Sequence[PageTable],
         required: Sequence[Range],
     ) -> None:
-        self._storage = storage
+        self._store = store
         self._tables = tuple(tables)
         self._required = tuple(required)
-        groups = geometry.groups
-        self._places = {
-            layer_index: (group.group_index, group_layer)
-            for group in groups
-            for group_layer, layer_index in enumerate(group.layer_indices)
-        }
-        self._row_bytes = tuple(group.row_bytes for group in groups)
+        self._places = geometry.by_layer
         self._written = {layer_index: RangeSet() for layer_index in self._places}
 
     def write(self, layer_index: int, tokens: Range, keys: Rows, values: Rows) -> None:
@@ -50,24 +44,23 @@ class PageWriter:
         """
         if layer_index not in self._places:
             raise SpanOutOfRange("layer_index", layer_index, sorted(self._places))
-        group_index, group_layer = self._places[layer_index]
-        self._check(tokens, keys, self._row_bytes[group_index])
-        self._check(tokens, values, self._row_bytes[group_index])
-        wanted = tokens.intersection(self._required[group_index])
+        group, group_layer = self._places[layer_index]
+        self._check(tokens, keys, group.row_bytes)
+        self._check(tokens, values, group.row_bytes)
+        wanted = tokens.intersection(self._required[group.group_index])
         if not len(wanted):
             return
-        runs = self._tables[group_index].runs(wanted)
-        skipped = wanted.start - tokens.start
-        _copy(keys[skipped:], self._storage.rows(group_index, group_layer, Kind.KEYS), runs)
-        _copy(values[skipped:], self._storage.rows(group_index, group_layer, Kind.VALUES), runs)
+        place = KVPlace(group.group_index, self._tables[group.group_index], wanted)
+        part = slice(wanted.start - tokens.start, wanted.stop - tokens.start)
+        self._store.write(place, group_layer, keys[part], values[part])
         self._written[layer_index] = self._written[layer_index].with_range(wanted)
 
     def missing(self) -> tuple[str, ...]:
         """Return the required positions that were not written, as text, per group and group layer."""
         return tuple(
-            f"group {group_index} layer {group_layer} tokens {gap}"
-            for layer_index, (group_index, group_layer) in self._places.items()
-            for gap in self._written[layer_index].missing_from(self._required[group_index])
+            f"group {group.group_index} layer {group_layer} tokens {gap}"
+            for layer_index, (group, group_layer) in self._places.items()
+            for gap in self._written[layer_index].missing_from(self._required[group.group_index])
         )
 
     def _check(self, tokens: Range, rows: Rows, row_bytes: int) -> None:
@@ -75,11 +68,3 @@ class PageWriter:
         if rows.ndim != 3 or len(rows) != len(tokens) or rows.nbytes != expected:
             shape = f"{rows.shape} of {rows.itemsize} bytes"
             raise SpanOutOfRange("rows", shape, f"{len(tokens)} rows of {row_bytes} bytes")
-
-
-def _copy(rows: Rows, target: Rows, runs: Sequence[Range]) -> None:
-    words = target.view(rows.dtype).reshape(len(target), *rows.shape[1:])
-    taken = 0
-    for run in runs:
-        words[run.start : run.stop] = rows[taken : taken + len(run)]
-        taken += len(run)

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from common.engine.prefill import Logits
 from common.errors import KVSpanError
 from common.session.peer_times import PeerTimes
 from common.slab.allocator import Slot
 from common.telemetry.timeline import Timeline
 from decode_service.cache.reservation import Reservation
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(slots=True)
@@ -51,7 +49,7 @@ class TransferKeeper(Protocol):
     def abort(self, transfer_id: int, error: KVSpanError) -> None:
         """Give a transfer up; nothing happens when it has ended."""
 
-    def prove_complete(self, transfer_id: int) -> Tensor:
+    def prove_complete(self, transfer_id: int) -> Logits:
         """Return the logits of a complete transfer; raises unless its state is COMPLETE."""
 
     def published(self, transfer_id: int) -> None:
@@ -73,7 +71,7 @@ class RemotePrefill:
         """Give the transfer up; nothing happens when it has ended."""
         self._keeper.abort(self._held.transfer_id, error)
 
-    def prove_complete(self) -> Tensor:
+    def prove_complete(self) -> Logits:
         """See `FinishedPrefill`: all of rule 2 is what `TransferState.COMPLETE` means."""
         # What was given up proves nothing, however complete it was.
         if self._held.error is not None:

@@ -13,10 +13,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from common.engine.prefill import Logits
 from common.errors import InvariantViolation, KVSpanError, RequestError
 from common.kv.coverage import Coverage
 from common.kv.spans import Span
@@ -36,15 +36,11 @@ from common.slab.allocator import Slot
 from common.telemetry.logging import log_fields
 from common.telemetry.timeline import SpanRecord, Timeline
 from decode_service.cache.reservation import Holder, Reservation
-from decode_service.generate.sampling import logits_from_array
 from decode_service.prefill.importer import Importer, ImportJob
 from decode_service.prefill.journaling import SessionJournal
 from decode_service.prefill.remote_prefill import HeldTransfer, RemotePrefill
 from decode_service.prefill.session_slots import SessionSlots
 from decode_service.request import Request
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +153,7 @@ class SessionTransfers:
         """Give a transfer up; nothing happens when it has ended."""
         self._carry_out(self._machine.abort(transfer_id, error))
 
-    def prove_complete(self, transfer_id: int) -> Tensor:
+    def prove_complete(self, transfer_id: int) -> Logits:
         """Return the logits of a complete transfer; raises unless its state is COMPLETE."""
         held = self._held.get(transfer_id)
         if held is None:
@@ -165,7 +161,7 @@ class SessionTransfers:
         transfer = self._machine.transfer(transfer_id)
         if transfer.state is not TransferState.COMPLETE:
             raise InvariantViolation(f"transfer {transfer_id} is {transfer.state.value}, not complete")
-        return logits_from_array(np.frombuffer(transfer.producer.done.logits, dtype="<f4"))
+        return np.frombuffer(transfer.producer.done.logits, dtype="<f4")
 
     def published(self, transfer_id: int) -> None:
         """Record the publication of a transfer's pages."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
+from common.engine.prefill import Logits, PrefillEngine, Wanted
 from common.kv.plan import SpanPlan, plan_spans
 from common.kv.writer import KVWriter
 from common.wire.failure import RemoteFailure
-from prefill_service.engines.base import PrefillEngine
 from tests.integration.conftest import LoadPair
 from tests.integration.test_publication import num_jobs
 from tests.integration.test_windows_and_groups import with_pools
@@ -27,10 +25,10 @@ def recording(loaded: LoadedPair, computed: list[int]) -> LoadedPair:
 
     def run(inner: PrefillEngine) -> Prefill:
         def prefill(
-            tokens: Sequence[int], first: int, writer: KVWriter, cancelled: Callable[[], bool]
-        ) -> NDArray[np.float32]:
+            tokens: list[int], wanted: Wanted, writer: KVWriter, cancelled: Callable[[], bool]
+        ) -> Logits:
             computed.append(len(tokens))
-            return inner.prefill(tokens, first, writer, cancelled)
+            return inner.prefill(tokens, wanted, writer, cancelled)
 
         return prefill
 
@@ -117,7 +115,7 @@ def span_plan(pair: Pair, prompt_len: int) -> SpanPlan:
     (peer,) = pair.decode.peers
     assert peer.session
     return plan_spans(
-        pair.loaded.decode.ready.identity.geometry, 0, prompt_len, peer.session.welcome.granularity
+        pair.loaded.decode.backend.identity().geometry, 0, prompt_len, peer.session.welcome.granularity
     )
 
 

@@ -27,7 +27,8 @@ from decode_service.publication import publish
 from kvspan.client import Completion
 from tests.integration.conftest import LoadPair, shared_pair
 from tests.support.cases import prompt_of
-from tests.support.pair import MODES, Pair, make_configs
+from tests.support.fakes import all_wanted
+from tests.support.pair import MODES, Pair, make_configs, pages_of
 
 LENGTHS = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200)
 """One; a page, the window, a chunk and two chunks of 64, each less one and plus one; and three chunks."""
@@ -118,7 +119,7 @@ async def test_rule10_every_way_gives_the_same_tokens_alone_and_in_company(pair:
     begun = [(tokens[:NUM_IN_COMPANY], logprobs[:NUM_IN_COMPANY]) for tokens, logprobs in expected]
     assert [way for way, answers in together.items() if answers != begun] == []
 
-    if pair.loaded.decode.ready.identity.geometry.layers[0].dtype.value == "float32":
+    if pair.loaded.decode.backend.identity().geometry.layers[0].dtype.value == "float32":
         stock = generated(pair.loaded.decode.ready.loaded.name)
         assert [tokens for tokens, _ in expected] == [stock[length] for length in LENGTHS]
 
@@ -155,7 +156,7 @@ async def test_rule10_pages_hold_the_bits_that_the_engine_produced(
 
 def recording_publish(pair: Pair, published: dict[int, dict[Place, bytes]]) -> Callable[..., Any]:
     """Return `publish` that also copies every required row out of the pages, by prompt length."""
-    geometry, storage = pair.loaded.decode.ready.identity.geometry, pair.loaded.decode.storage
+    geometry, storage = pair.loaded.decode.backend.identity().geometry, pages_of(pair.loaded.decode)
 
     def recording(reservation: Any, prefill: Any, generation: Any, prompt_len: int, *others: Any) -> Any:
         sequence = publish(reservation, prefill, generation, prompt_len, *others)
@@ -175,17 +176,9 @@ def recording_publish(pair: Pair, published: dict[int, dict[Place, bytes]]) -> C
 def produced(pair: Pair, prompt: Sequence[int]) -> dict[Place, bytes]:
     """Return what the prefill engine computes for the positions that decode needs."""
     writer = RecordingWriter()
-    pair.loaded.prefill.engine.prefill(prompt, 0, writer, lambda: False)
-    visible = {
-        layer_index: group.visible(len(prompt))
-        for group in pair.loaded.decode.ready.identity.geometry.groups
-        for layer_index in group.layer_indices
-    }
-    return {
-        (layer, kind, position): row
-        for (layer, kind, position), row in writer.rows.items()
-        if visible[layer].start <= position < visible[layer].stop
-    }
+    engine = pair.loaded.prefill.engine
+    engine.prefill(list(prompt), all_wanted(engine.identity().geometry, len(prompt)), writer, lambda: False)
+    return writer.rows
 
 
 def told(completion: Completion) -> Answer:

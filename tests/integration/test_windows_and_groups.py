@@ -22,7 +22,7 @@ from tests.integration.conftest import LoadPair, shared_pair
 from tests.integration.test_publication import digest_after
 from tests.support.cases import Oracle, prompt_of
 from tests.support.gates import Gate, lying
-from tests.support.pair import MODES, Pair, make_configs, running_pair, wait_until
+from tests.support.pair import MODES, Pair, make_configs, pages_of, running_pair, wait_until
 
 S1_LENGTHS = (31, 32, 33, 47, 48, 49, 63, 64, 65, 200)
 WINDOW = 32
@@ -87,7 +87,7 @@ async def test_s14_a_prompt_of_many_tokens_takes_the_pages_of_one_window(
 ) -> None:
     """S14: however long the prompt and the answer, a windowed group holds what its window can touch."""
     gate, num_tokens = Gate(), WINDOW + 9
-    groups = pair.loaded.decode.ready.identity.geometry.groups
+    groups = pair.loaded.decode.backend.identity().geometry.groups
     full, windowed = -(-(length + num_tokens - 1) // 16), 1 + WINDOW // 16
     monkeypatch.setattr(importer, "digest", digest_after(gate))
     asked = asyncio.create_task(pair.ask(prompt_of(length), num_tokens))
@@ -101,7 +101,7 @@ async def test_s14_a_prompt_of_many_tokens_takes_the_pages_of_one_window(
 
 async def test_s15_bytes_that_were_not_sent_are_never_read(pair: Pair, oracle: Oracle) -> None:
     """S15: with every page full of NaN before, a prompt of 17 tokens and longer ones answer as ORACLE."""
-    poison(pair.loaded.decode.storage, len(pair.loaded.decode.ready.identity.geometry.groups))
+    poison(pages_of(pair.loaded.decode), len(pair.loaded.decode.backend.identity().geometry.groups))
 
     await assert_greedy(pair, oracle, [prompt_of(length) for length in (1, 15, 17, 50, 130)], 20)
 
@@ -109,7 +109,7 @@ async def test_s15_bytes_that_were_not_sent_are_never_read(pair: Pair, oracle: O
 @pytest.mark.parametrize("length", [1, 31, 33, 64, 200])
 async def test_s3_only_window_and_full_layers_positions_are_sent(pair: Pair, length: int) -> None:
     """S3: bytes sent are those of the visible positions of each group, once, not of the whole prompt."""
-    geometry = pair.loaded.decode.ready.identity.geometry
+    geometry = pair.loaded.decode.backend.identity().geometry
     granularity = pair.decode.peers[0].session.welcome.granularity  # type: ignore[union-attr]
 
     completion = await pair.ask(prompt_of(length), 1)
@@ -123,7 +123,7 @@ async def test_s3_only_window_and_full_layers_positions_are_sent(pair: Pair, len
 async def test_s5_s9_status_and_capabilities_name_every_group(pair: Pair) -> None:
     """S5, S9: an operator sees two groups in force, each with its own pages and page size."""
     status, told = await pair.client.status(), await pair.client.capabilities()
-    groups = pair.loaded.decode.ready.identity.geometry.groups
+    groups = pair.loaded.decode.backend.identity().geometry.groups
 
     assert [group.page_bytes for group in status.groups] == [g.token_bytes * 16 for g in groups]
     full, windowed = 2048 // 16, 8 * (1 + WINDOW // 16)
@@ -172,7 +172,6 @@ async def test_s4_s8_a_span_of_another_group_or_position_is_refused(
 
 def with_pools(loaded: Loaded, lanes: int, num_pages: tuple[int, ...]) -> Loaded:
     """Return a loaded decode service with pools of these sizes."""
-    geometry = loaded.ready.identity.geometry
-    storage = PagedStorage(geometry, num_pages)
-    backend = TorchBackend(loaded.ready.loaded.model, geometry, storage, lanes)
-    return replace(loaded, storage=storage, backend=backend, num_pages=num_pages)
+    backend = TorchBackend(loaded.ready.loaded.model, loaded.backend.identity(), lanes)
+    backend.allocate(num_pages)
+    return replace(loaded, backend=backend, num_pages=num_pages)

@@ -21,7 +21,7 @@ from tests.support.decoding import make_request
 from tests.support.factories import make_hybrid_geometry
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from common.engine.prefill import Logits
 
 GEOMETRY = make_hybrid_geometry(windows=(6, None), page_tokens=4)
 """A windowed and a full group."""
@@ -120,7 +120,7 @@ class FakePrefill:
         """Nobody waits for it."""
         raise NotImplementedError
 
-    def prove_complete(self) -> Tensor:
+    def prove_complete(self) -> Logits:
         """Nobody publishes it."""
         raise NotImplementedError
 

@@ -8,9 +8,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from random import Random
 
-import torch
-from torch import Tensor
-
+from common.engine.prefill import Logits
 from common.errors import KVSpanError
 from common.model.text.tokenizer import Tokenizer
 from common.model.tiny import EOS_ID, VOCAB_SIZE, make_byte_tokenizer
@@ -57,9 +55,9 @@ def make_answer(request: Request, tokenizer: Tokenizer = TOKENIZER) -> Answer:
     return Answer(request, tokenizer, Random(5))
 
 
-def logits_of(token_id: int) -> Tensor:
+def logits_of(token_id: int) -> Logits:
     """Return logits that leave no doubt about the next token."""
-    return torch.from_numpy(one_hot(VOCAB_SIZE, token_id))
+    return one_hot(VOCAB_SIZE, token_id)
 
 
 def generate(answer: Answer, token_ids: Tokens[int]) -> list[TokenEvent]:
@@ -76,11 +74,11 @@ def generate(answer: Answer, token_ids: Tokens[int]) -> list[TokenEvent]:
 class ProvenPrefill:
     """A finished prefill that proves itself, or raises why it cannot."""
 
-    logits: Tensor
+    logits: Logits
     error: Exception | None = None
     num_settled: int = 0
 
-    def prove_complete(self) -> Tensor:
+    def prove_complete(self) -> Logits:
         """See `FinishedPrefill`."""
         if self.error is not None:
             raise self.error

@@ -7,13 +7,13 @@ Wrappers stand around the real engine, so that everything else is what runs in s
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
+from common.engine.identity import EngineIdentity
+from common.engine.prefill import EngineDescription, Logits, PrefillEngine, Wanted
 from common.kv.ranges import Range
 from common.kv.writer import KVWriter, Rows
 from common.session.messages import PrefillMessage
@@ -21,7 +21,6 @@ from common.wire.convert import to_proto
 from kvspan.v1 import transfer_pb2
 from prefill_service import servicer
 from prefill_service.app import Loaded
-from prefill_service.engines.base import EngineDescription, PrefillEngine
 from tests.support.pair import WAIT_S, LoadedPair
 
 
@@ -54,7 +53,7 @@ class Gate:
             raise TimeoutError("the test never opened the gate")
 
 
-Prefill = Callable[[Sequence[int], int, KVWriter, Callable[[], bool]], NDArray[np.float32]]
+Prefill = Callable[[list[int], Wanted, KVWriter, Callable[[], bool]], Logits]
 
 
 @dataclass(slots=True)
@@ -65,15 +64,19 @@ class WrappedEngine:
     run: Callable[[PrefillEngine], Prefill]
     """Returns what is called in the place of the inner engine's `prefill`."""
 
+    def identity(self) -> EngineIdentity:
+        """Return the checkpoint of the inner engine."""
+        return self.inner.identity()
+
     def describe(self) -> EngineDescription:
-        """Return what the inner engine computes."""
+        """Return what the inner engine imposes."""
         return self.inner.describe()
 
     def prefill(
-        self, token_ids: Sequence[int], first_token: int, writer: KVWriter, is_cancelled: Callable[[], bool]
-    ) -> NDArray[np.float32]:
+        self, token_ids: list[int], wanted: Wanted, writer: KVWriter, is_cancelled: Callable[[], bool]
+    ) -> Logits:
         """Call the replacement."""
-        return self.run(self.inner)(token_ids, first_token, writer, is_cancelled)
+        return self.run(self.inner)(token_ids, wanted, writer, is_cancelled)
 
 
 @dataclass(slots=True)
@@ -97,8 +100,8 @@ def gated(loaded: LoadedPair, gate: Gate) -> LoadedPair:
     return with_engine(
         loaded,
         lambda inner: (
-            lambda tokens, first, writer, cancelled: inner.prefill(
-                tokens, first, GatedWriter(writer, gate), cancelled
+            lambda tokens, wanted, writer, cancelled: inner.prefill(
+                tokens, wanted, GatedWriter(writer, gate), cancelled
             )
         ),
     )
@@ -109,9 +112,9 @@ def gated_at_end(loaded: LoadedPair, gate: Gate) -> LoadedPair:
 
     def run(inner: PrefillEngine) -> Prefill:
         def prefill(
-            tokens: Sequence[int], first: int, writer: KVWriter, cancelled: Callable[[], bool]
-        ) -> NDArray[np.float32]:
-            logits = inner.prefill(tokens, first, writer, cancelled)
+            tokens: list[int], wanted: Wanted, writer: KVWriter, cancelled: Callable[[], bool]
+        ) -> Logits:
+            logits = inner.prefill(tokens, wanted, writer, cancelled)
             gate.wait()
             return logits
 
@@ -125,11 +128,11 @@ def failing(loaded: LoadedPair, error: Exception, *, prompt_len: int) -> LoadedP
 
     def run(inner: PrefillEngine) -> Prefill:
         def prefill(
-            tokens: Sequence[int], first: int, writer: KVWriter, cancelled: Callable[[], bool]
-        ) -> NDArray[np.float32]:
+            tokens: list[int], wanted: Wanted, writer: KVWriter, cancelled: Callable[[], bool]
+        ) -> Logits:
             if len(tokens) == prompt_len:
                 raise error
-            return inner.prefill(tokens, first, writer, cancelled)
+            return inner.prefill(tokens, wanted, writer, cancelled)
 
         return prefill
 

@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, cast
 
 from common.errors import PeerLost
 from common.kv.spans import SPAN_LAYOUT
@@ -24,7 +23,6 @@ from decode_service.attempts import LossPolicy, Owners
 from decode_service.cache.admission import Admission
 from decode_service.cache.cache import KVCache
 from decode_service.cache.reservation import Reservation
-from decode_service.cache.storage import PagedStorage
 from decode_service.core import DecodeCore, Read
 from decode_service.generate.answer import TokenEvent
 from decode_service.generate.step_loop import StepLoop
@@ -44,9 +42,6 @@ from tests.support.decoding import GEOMETRY, TOKENIZER
 from tests.support.fakes import CountingBackend, PatternEngine
 from tests.support.sessions import make_hello, make_identity, make_offer
 from tests.support.slabs import make_slabs
-
-if TYPE_CHECKING:
-    from common.model.forward.prefill import ChunkedPrefill
 
 IDENTITY = make_identity(GEOMETRY)
 OFFER = replace(make_offer(IDENTITY), max_prompt_tokens=40, max_concurrency=2)
@@ -135,7 +130,6 @@ class MemoryPair:
     core: DecodeCore
     admission: Admission[Place]
     cache: KVCache
-    storage: PagedStorage
     backend: CountingBackend
     engine: PatternEngine
     """Of the prefill service."""
@@ -262,7 +256,7 @@ async def memory_pair(
 ) -> AsyncIterator[MemoryPair]:
     """Yield both services with an open session each; checks at the end that nothing is left."""
     clock, journal, changed = SystemClock(), WatchedJournal(), asyncio.Event()
-    cache, storage = KVCache(GEOMETRY, (NUM_PAGES,)), PagedStorage(GEOMETRY, (NUM_PAGES,))
+    cache = KVCache(GEOMETRY, (NUM_PAGES,))
 
     def on_freed(reservation: Reservation) -> None:
         journal.reservation_freed(reservation)
@@ -274,16 +268,16 @@ async def memory_pair(
         changed.set()
 
     backend, engine, local = CountingBackend(GEOMETRY), make_engine(), make_engine()
-    step_loop, importer = StepLoop(backend), Importer(GEOMETRY, storage, clock)
+    backend.allocate((NUM_PAGES,))
+    step_loop, importer = StepLoop(backend), Importer(GEOMETRY, backend, clock)
     peers = tuple(MemoryPeer(f"memory-{number}") for number in range(num_peers))
-    local_engine = LocalEngine(cast("ChunkedPrefill", local), storage, clock, journal, on_change)
+    local_engine = LocalEngine(local, backend, GEOMETRY, clock, journal, on_change)
     router = Router(local_engine, peers)
     admission = Admission(cache, router, NUM_LANES, QUEUE_LIMIT, on_freed)
     pair = MemoryPair(
         core=DecodeCore(Owners(TOKENIZER, admission, step_loop, router, policy, clock, Random(3), journal)),
         admission=admission,
         cache=cache,
-        storage=storage,
         backend=backend,
         engine=engine,
         local=local,

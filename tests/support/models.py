@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from common.engine.decode import LaneStep
+from common.engine.prefill import Logits, wanted_of
 from common.kv.geometry import DType, KVGeometry
 from common.kv.ranges import Range
+from common.kv.tables import PageTable
 from common.kv.writer import Rows
 from common.model.describe import describe
 from common.model.folder.source import TinyFamily
@@ -19,11 +22,9 @@ from common.model.forward.linears import stabilise
 from common.model.forward.prefill import ChunkedPrefill
 from common.model.loader import TORCH_DTYPES
 from common.model.tiny import make_tiny, tiny_config, tiny_gemma3_config
-from decode_service.cache.storage import PagedStorage
-from decode_service.cache.tables import PageTable
-from decode_service.generate.backends.base import LaneStep
 from decode_service.generate.backends.torch_backend import TorchBackend
 from decode_service.prefill.page_writer import PageWriter
+from tests.support.fakes import make_engine_identity
 
 MAX_LANES = 8
 
@@ -71,6 +72,11 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def dense(geometry: KVGeometry, prompt_len: int, first_token: int = 0) -> dict[int, Range]:
+    """Return a wish for every position from `first_token` on, of windowed layers too."""
+    return {layer.layer_index: Range(first_token, prompt_len) for layer in geometry.layers}
+
+
 def never() -> bool:
     """Be a prefill's `is_cancelled` that is never true."""
     return False
@@ -104,8 +110,8 @@ class PagedRunner:
 
     def __init__(self, tiny: TinyModel, *, num_pages: int = 160, shuffle_seed: int | None = None) -> None:
         self.geometry = tiny.geometry
-        self.storage = PagedStorage(tiny.geometry, [num_pages] * len(tiny.geometry.groups))
-        self.backend = TorchBackend(tiny.model, tiny.geometry, self.storage, MAX_LANES)
+        self.backend = TorchBackend(tiny.model, make_engine_identity(tiny.geometry), MAX_LANES)
+        self.backend.allocate([num_pages] * len(tiny.geometry.groups))
         self._free = [list(range(num_pages)) for _ in tiny.geometry.groups]
         if shuffle_seed is not None:
             for pages in self._free:
@@ -113,19 +119,19 @@ class PagedRunner:
 
     def start(
         self, prefill: ChunkedPrefill, prompt: Sequence[int], growth: int = 32
-    ) -> tuple[PagedSequence, torch.Tensor]:
+    ) -> tuple[PagedSequence, Logits]:
         """Prefill into fresh pages, only what is required; returns the sequence and the last logits."""
         required = self.geometry.required(0, len(prompt))
         tables = tuple(
             self._deal(group_index, wanted.start, len(prompt) + growth)
             for group_index, wanted in enumerate(required)
         )
-        writer = PageWriter(self.storage, self.geometry, tables, required)
-        logits = prefill.prefill(prompt, 0, writer, never)
+        writer = PageWriter(self.backend, self.geometry, tables, required)
+        logits = prefill.prefill(prompt, wanted_of(self.geometry, required), writer, never)
         assert writer.missing() == ()
-        return PagedSequence(tables, len(prompt)), torch.from_numpy(logits)
+        return PagedSequence(tables, len(prompt)), logits
 
-    def decode(self, sequence: PagedSequence, logits: torch.Tensor, num_tokens: int) -> list[int]:
+    def decode(self, sequence: PagedSequence, logits: Logits, num_tokens: int) -> list[int]:
         """Return greedy tokens of one sequence alone."""
         tokens = [int(logits.argmax())]
         while len(tokens) < num_tokens:

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from decode_service import app as decode_app
+from decode_service.cache.storage import PagedStorage
 from decode_service.config import DecodeConfig
+from decode_service.generate.backends.torch_backend import TorchBackend
 from kvspan.client import AsyncClient, Completion
 from kvspan.v1 import decode_pb2 as pb
 from prefill_service import app as prefill_app
@@ -220,3 +222,9 @@ async def wait_until(condition: Callable[[], bool]) -> None:
         # Conditions are facts of other objects, some of other threads: there is no event to wait for.
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+
+
+def pages_of(loaded: decode_app.Loaded) -> PagedStorage:
+    """Return the pages of a decode service."""
+    assert isinstance(loaded.backend, TorchBackend)
+    return loaded.backend.storage

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from common.engine.prefill import PrefillEngine
 from common.errors import KVSpanError
 from common.kv.ranges import Range
 from common.kv.spans import SPAN_LAYOUT, Span
 from common.session.messages import CancelPrefill, PrefillMessage, SlabHandle, SpanSealed, StartPrefill
 from common.slab.segment import SlabSegment
 from prefill_service.decode_peer import DecodePeer, PeerContext
-from prefill_service.engines.base import PrefillEngine
 from prefill_service.job import Job, run_job
 from prefill_service.queue import JobQueue
 from tests.support.clock import ManualClock

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from common.engine.decode import LaneStep
+from common.engine.prefill import Logits
 from decode_service.generate.answer import FinishReason, TokenEvent
-from decode_service.generate.backends.base import LaneStep
 from decode_service.generate.sampling import SampledToken
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +34,7 @@ class ScriptedLane:
             raise KeyError(f"{self.name} has no row")
         return LaneStep(ord(self.name), self.taken, ())
 
-    def accept(self, logits_V: Tensor) -> TokenEvent:
+    def accept(self, logits_V: Logits) -> TokenEvent:
         """See `Lane`."""
         if self.cannot_sample:
             raise self.sampling_error

@@ -17,7 +17,7 @@ from prefill_service.credit import CreditRing, CreditTerms
 from prefill_service.span_writer import SlotTarget, SpanWriter
 from tests.support.clock import ManualClock
 from tests.support.factories import make_hybrid_geometry
-from tests.support.fakes import PatternEngine, pattern
+from tests.support.fakes import PatternEngine, all_wanted, pattern
 from tests.support.sessions import make_start
 
 HYBRID = make_hybrid_geometry(windows=(6, 6, None, 6, 6, None, 6), head_dim=5, page_tokens=4)
@@ -78,7 +78,8 @@ class SpanDesk:
     def prefill(self, engine: PatternEngine | None = None) -> tuple[GroupTotals, ...]:
         """Run the prompt through the pattern engine, and finish."""
         engine = engine or PatternEngine(self.geometry, self.granularity.chunk_tokens)
-        engine.prefill(self.tokens, self.first_token, self.writer, lambda: False)
+        wanted = all_wanted(self.geometry, self.prompt_len, self.first_token)
+        engine.prefill(list(self.tokens), wanted, self.writer, lambda: False)
         return self.writer.finish()
 
     def write(self, layer_index: int, tokens: Range) -> None:

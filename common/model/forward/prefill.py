@@ -22,20 +22,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from common.engine.prefill import Logits, Wanted
 from common.errors import Cancelled, EngineFailed, PromptTooLong, told
 from common.kv.geometry import KVGeometry, LayerGeometry
 from common.kv.ranges import Range
 from common.kv.writer import KVWriter, Rows
 from common.model.forward import attention
 from common.model.forward.linears import LinearReport
-
-Logits = NDArray[np.float32]
 
 _WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16))
 """Widest first: the fewer the elements, the faster numpy copies a row."""
@@ -52,6 +49,9 @@ class ChunkedPrefill:
                 f"chunk_tokens {chunk_tokens} is no multiple of a page of {geometry.page_tokens}"
             )
         attention.install(model)
+        self.geometry = geometry
+        """KV-owning layers of the model."""
+
         self._model = model
         self._chunk_tokens = chunk_tokens
         self._max_prompt_tokens = max_prompt_tokens
@@ -70,21 +70,21 @@ class ChunkedPrefill:
     def prefill(
         self,
         token_ids: Sequence[int],
-        first_token: int,
+        wanted: Wanted,
         writer: KVWriter,
         is_cancelled: Callable[[], bool],
     ) -> Logits:
-        """Compute a prompt, write its KV from position `first_token` on, and return the last logits [vocab].
+        """Compute a prompt, write the KV of it that is wanted, and return the last logits [vocab].
 
-        Positions before `first_token` are computed too, but not written. `is_cancelled` is asked in every
-        layer. Raises PromptTooLong, Cancelled, and whatever the writer raises; the next prompt may follow.
+        Other positions are computed too, but not written. `is_cancelled` is asked in every layer. Raises
+        PromptTooLong, Cancelled, and whatever the writer raises; the next prompt may follow.
         """
-        self._check(token_ids, first_token)
-        export = Range(first_token, len(token_ids))
+        self._check(token_ids, wanted)
         with torch.inference_mode():
             ids_1T = torch.tensor([token_ids], dtype=torch.long, device=self._model.device)
             for chunk in grid(len(token_ids), self._chunk_tokens):
-                cache = _ChunkCache(self._store, chunk, export, writer, is_cancelled)
+                is_last = chunk.stop == len(token_ids)
+                cache = _ChunkCache(self._store, chunk, _Export(wanted, writer, is_cancelled), is_last)
                 output = self._forward(ids_1T, chunk, cache)
                 cache.check_complete()
             logits: Logits = output.logits[0, -1].float().cpu().numpy()
@@ -95,9 +95,10 @@ class ChunkedPrefill:
         """Address space of the working store; only touched by prompts of more than one chunk."""
         return self._store.num_bytes
 
-    def _check(self, token_ids: Sequence[int], first_token: int) -> None:
-        if not 0 <= first_token <= len(token_ids) or not token_ids:
-            raise ValueError(f"cannot export from {first_token} of {len(token_ids)} tokens")
+    def _check(self, token_ids: Sequence[int], wanted: Wanted) -> None:
+        too_far = [tokens for tokens in wanted.values() if tokens.stop > len(token_ids)]
+        if too_far or not token_ids:
+            raise ValueError(f"cannot export {too_far} of {len(token_ids)} tokens")
         if len(token_ids) > self._max_prompt_tokens:
             raise PromptTooLong("max_prompt_tokens", len(token_ids), self._max_prompt_tokens)
 
@@ -187,23 +188,30 @@ def _move_to_front(kept: Tensor, start: int, length: int) -> None:
         kept[:, :length] = tail if start >= length else tail.clone()
 
 
+@dataclass(frozen=True, slots=True)
+class _Export:
+    """What leaves a prefill, and whether it goes on."""
+
+    wanted: Wanted
+    writer: KVWriter
+    is_cancelled: Callable[[], bool]
+
+    def hand_over(self, layer_index: int, chunk: Range, key_THD: Tensor, value_THD: Tensor) -> None:
+        """Give the writer what is wanted of a chunk; nothing of a layer that nobody asked for."""
+        told = chunk.intersection(self.wanted.get(layer_index, Range(0, 0)))
+        if told:
+            part = slice(told.start - chunk.start, told.stop - chunk.start)
+            self.writer.write(layer_index, told, to_rows(key_THD[part]), to_rows(value_THD[part]))
+
+
 class _ChunkCache:
     """The cache of one forward: hands rows over and says what the chunk attends to."""
 
-    def __init__(
-        self,
-        store: _WorkingStore,
-        chunk: Range,
-        export: Range,
-        writer: KVWriter,
-        is_cancelled: Callable[[], bool],
-    ) -> None:
+    def __init__(self, store: _WorkingStore, chunk: Range, export: _Export, is_last: bool) -> None:
         self._store = store
         self._chunk = chunk
-        self._told = chunk.intersection(export)
-        self._is_last = chunk.stop == export.stop
-        self._writer = writer
-        self._is_cancelled = is_cancelled
+        self._export = export
+        self._is_last = is_last
         self._masks: dict[int | None, Tensor | None] = {}
         self._num_updates = 0
 
@@ -215,16 +223,12 @@ class _ChunkCache:
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, **_: object
     ) -> tuple[_ChunkKV, _ChunkKV]:
         """Take the fresh rows [1, H, T, D] of a layer; both results are the same `AttendedKV`."""
-        if self._is_cancelled():
+        if self._export.is_cancelled():
             raise Cancelled("prefill was cancelled")
         layer = self._store.layer(layer_idx)
         key_THD, value_THD = key_states[0].transpose(0, 1), value_states[0].transpose(0, 1)
         self._num_updates += 1
-        if self._told:
-            skipped = self._told.start - self._chunk.start
-            self._writer.write(
-                layer_idx, self._told, to_rows(key_THD[skipped:]), to_rows(value_THD[skipped:])
-            )
+        self._export.hand_over(layer_idx, self._chunk, key_THD, value_THD)
         if self._chunk.start or not self._is_last:
             visible = self._store.extend(layer, self._chunk, key_THD, value_THD)
             if self._chunk.start:

@@ -22,13 +22,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from common.engine.decode import BackendDescription, KVPlace, LaneStep
+from common.engine.identity import EngineIdentity
+from common.engine.prefill import Logits
 from common.errors import EngineFailed, told
-from common.kv.geometry import GroupGeometry, KVGeometry
+from common.kv.geometry import GroupGeometry
 from common.kv.ranges import Range
+from common.kv.tables import PageTable
+from common.kv.writer import Rows
 from common.model.forward import attention
 from decode_service.cache.storage import PagedStorage
-from decode_service.cache.tables import PageTable
-from decode_service.generate.backends.base import BackendDescription, LaneStep
 
 Runs = tuple[tuple[int, int], ...]
 """(first row, number of rows) of one sequence, in order of its positions."""
@@ -40,32 +43,48 @@ class TorchBackend:
     def __init__(
         self,
         model: PreTrainedModel,
-        geometry: KVGeometry,
-        storage: PagedStorage,
+        identity: EngineIdentity,
         max_lanes: int,
         numerics: tuple[str, ...] = (),
     ) -> None:
         attention.install(model)
         self._model = model
-        self._description = BackendDescription(
-            name="torch",
-            geometry=geometry,
-            max_lanes=max_lanes,
-            numerics=numerics,
-        )
-        self._groups = geometry.groups
+        self._identity = identity
+        self._description = BackendDescription("torch", numerics, max_lanes)
+        self._groups = identity.geometry.groups
+        self._storage: PagedStorage | None = None
+        self._layers: dict[int, _LayerPages] = {}
+        # Invariant: both are made by `allocate`, once, and never change after it.
+
+    def identity(self) -> EngineIdentity:
+        """See `DecodeBackend`."""
+        return self._identity
+
+    def allocate(self, num_pages: Sequence[int]) -> None:
+        """See `DecodeBackend`."""
+        geometry = self._identity.geometry
+        storage = self._storage = PagedStorage(geometry, num_pages)
         self._layers = {
             layer_index: _LayerPages(group, *storage.key_value(group.group_index, group_layer))
-            for group in self._groups
-            for group_layer, layer_index in enumerate(group.layer_indices)
+            for layer_index, (group, group_layer) in geometry.by_layer.items()
         }
 
+    def write(self, place: KVPlace, group_layer: int, keys: Rows, values: Rows) -> None:
+        """See `KVStore`."""
+        self.storage.write(place, group_layer, keys, values)
+
+    @property
+    def storage(self) -> PagedStorage:
+        """The pages; only after `allocate`."""
+        assert self._storage is not None
+        return self._storage
+
     def describe(self) -> BackendDescription:
-        """Return what this backend can do."""
+        """See `DecodeBackend`."""
         return self._description
 
-    def step(self, batch: Sequence[LaneStep]) -> Tensor:
-        """Write the KV of every token into its pages and return the logits [B, vocab] in float32."""
+    def step(self, batch: Sequence[LaneStep]) -> Logits:
+        """See `DecodeBackend`."""
         if not 0 < len(batch) <= self._description.max_lanes:
             raise ValueError(f"a step has 1 to {self._description.max_lanes} lanes, got {len(batch)}")
         plans = [_GroupPlan(group, batch) for group in self._groups]
@@ -73,7 +92,7 @@ class TorchBackend:
         with torch.inference_mode():
             output = self._forward(batch, cache)
             cache.check_complete()
-            logits: Tensor = output.logits[:, -1].float()
+            logits: Logits = output.logits[:, -1].float().numpy()
         return logits
 
     def _forward(self, batch: Sequence[LaneStep], cache: _StepCache) -> Any:

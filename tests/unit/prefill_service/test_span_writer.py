@@ -46,11 +46,11 @@ def test_every_span_has_the_rows_the_engine_made(
 
 @pytest.mark.parametrize("mode", TransferMode)
 @pytest.mark.parametrize("first_token", [3, 8, 11])
-def test_an_engine_may_leave_out_what_is_not_exported(mode: TransferMode, first_token: int) -> None:
-    """It hands over the whole first chunk or only the part from the first token on."""
+def test_an_engine_may_leave_out_what_nobody_wants(mode: TransferMode, first_token: int) -> None:
+    """It hands over whole chunks, or only the wanted part of each."""
     desk = SpanDesk(HYBRID, 21, first_token, mode)
     engine = PatternEngine(HYBRID)
-    engine.writes_exported_only = True
+    engine.writes_wanted_only = True
 
     desk.prefill(engine)
 

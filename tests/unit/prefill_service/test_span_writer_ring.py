@@ -6,7 +6,7 @@ from common.errors import LeaseExpired
 from common.kv.coverage import Coverage
 from common.session.messages import TransferMode
 from tests.support.factories import make_geometry
-from tests.support.fakes import PatternEngine
+from tests.support.fakes import PatternEngine, all_wanted
 from tests.support.sessions import make_totals
 from tests.support.span_desk import GRANULARITY, GUARD, HYBRID, SpanDesk
 
@@ -38,7 +38,7 @@ def test_whole_through_a_ring_seals_nothing_while_it_computes() -> None:
     desk = SpanDesk(HYBRID, 21, mode=TransferMode.WHOLE, is_ring=True)
     engine = PatternEngine(HYBRID, GRANULARITY.chunk_tokens)
 
-    engine.prefill(desk.tokens, 0, desk.writer, lambda: False)
+    engine.prefill(list(desk.tokens), all_wanted(HYBRID, 21), desk.writer, lambda: False)
 
     assert not desk.sealed
     assert desk.memory.count(GUARD) == len(desk.memory)

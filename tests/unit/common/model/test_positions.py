@@ -15,7 +15,7 @@ from common.model.describe import describe
 from common.model.forward.prefill import ChunkedPrefill
 from common.model.positions import check_positions, check_rotation, context_limits, ignored_keys
 from common.model.tiny import make_tiny
-from tests.support.models import RecordingWriter, make_prompt, never
+from tests.support.models import RecordingWriter, dense, make_prompt, never
 
 SIZES: dict[str, Any] = {
     "vocab_size": 259, "hidden_size": 72, "intermediate_size": 104, "num_hidden_layers": 2,
@@ -56,8 +56,9 @@ def test_prompt_in_chunks_is_the_whole_prompt(rope: dict[str, Any]) -> None:
     with torch.inference_mode():
         expected = model(input_ids=torch.tensor([prompt])).logits[0, -1].numpy()
 
-    prefill = ChunkedPrefill(model, describe(config, DType.FLOAT32, 8), 24, 64)
-    logits = prefill.prefill(prompt, 0, RecordingWriter(), never)
+    geometry = describe(config, DType.FLOAT32, 8)
+    prefill = ChunkedPrefill(model, geometry, 24, 64)
+    logits = prefill.prefill(prompt, dense(geometry, 60), RecordingWriter(), never)
 
     np.testing.assert_allclose(logits, expected, rtol=0, atol=2e-4)
 

@@ -20,9 +20,9 @@ def test_both_services_are_the_same_towards_each_other() -> None:
 
     one, other = prepare(decode, 700, max_rows=5), prepare(prefill, 900)
 
-    assert one.identity == other.identity
-    assert (one.rules, one.threads) == (other.rules, 1)
-    assert (one.prefill.max_prompt_tokens, other.prefill.max_prompt_tokens) == (700, 900)
+    assert one.engine.identity() == other.engine.identity()
+    assert (one.engine.describe().numerics, one.threads) == (other.engine.describe().numerics, 1)
+    assert [ready.engine.describe().max_prompt_tokens for ready in (one, other)] == [700, 900]
 
 
 def test_notes_about_the_model_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -43,4 +43,4 @@ def test_longest_prompt_is_never_longer_than_the_model_s_context() -> None:
 
     ready = prepare(config, 1 << 20)
 
-    assert ready.prefill.max_prompt_tokens == ready.loaded.max_context
+    assert ready.engine.describe().max_prompt_tokens == ready.loaded.max_context

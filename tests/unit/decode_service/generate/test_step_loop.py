@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from torch import Tensor
 
+from common.engine.decode import LaneStep
+from common.engine.prefill import Logits
 from common.errors import Cancelled, EngineFailed, InvariantViolation
 from common.runtime.invariants import watch_callbacks
-from decode_service.generate.backends.base import LaneStep
 from decode_service.generate.step_loop import StepLoop
 from tests.support.decoding import GEOMETRY, HeldBackend, Lane, make_lane
 from tests.support.fakes import CountingBackend
@@ -118,7 +118,7 @@ async def test_stopping_ends_every_sequence() -> None:
 class ShortBackend(CountingBackend):
     """A backend that forgets its last lane."""
 
-    def step(self, batch: Sequence[LaneStep]) -> Tensor:
+    def step(self, batch: Sequence[LaneStep]) -> Logits:
         """See `DecodeBackend`."""
         return super().step(batch)[:-1]
 
@@ -137,7 +137,7 @@ async def test_a_thread_that_breaks_reaches_the_service(caplog: pytest.LogCaptur
 class WrongBackend(CountingBackend):
     """A backend that finds a bug of ours."""
 
-    def step(self, batch: Sequence[LaneStep]) -> Tensor:
+    def step(self, batch: Sequence[LaneStep]) -> Logits:
         """See `DecodeBackend`."""
         raise InvariantViolation("page 3 has two owners")
 

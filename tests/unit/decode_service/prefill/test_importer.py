@@ -18,10 +18,10 @@ from common.kv.digest import DigestKind, digest
 from common.kv.geometry import GroupGeometry
 from common.kv.ranges import Range
 from common.kv.spans import Span, key_range, span_bytes, value_range
+from common.kv.tables import PageTable
 from common.runtime.invariants import watch_callbacks
 from common.telemetry.timeline import SpanRecord
 from decode_service.cache.storage import Kind, PagedStorage
-from decode_service.cache.tables import PageTable
 from decode_service.prefill.importer import Importer, ImportJob
 from tests.support.clock import ManualClock
 from tests.support.factories import make_hybrid_geometry, make_span

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -24,9 +23,6 @@ from tests.support.decoding import GEOMETRY, make_request
 from tests.support.fakes import PatternEngine
 from tests.support.prefill_peers import turns
 from tests.support.requests import Gate
-
-if TYPE_CHECKING:
-    from common.model.forward.prefill import ChunkedPrefill
 
 pytestmark = pytest.mark.usefixtures("leak_check")
 
@@ -47,8 +43,9 @@ class Bench:
         self._journal = DecodeJournal()
         self._cache = KVCache(GEOMETRY, (NUM_PAGES,))
         storage = PagedStorage(GEOMETRY, (NUM_PAGES,))
-        prefill = cast("ChunkedPrefill", self.pattern)
-        self.engine = LocalEngine(prefill, storage, SystemClock(), self._journal, self.note_change)
+        self.engine = LocalEngine(
+            self.pattern, storage, GEOMETRY, SystemClock(), self._journal, self.note_change
+        )
 
     def note_change(self) -> None:
         """A prompt has ended."""

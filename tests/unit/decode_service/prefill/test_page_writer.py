@@ -7,9 +7,9 @@ import pytest
 
 from common.errors import SpanOutOfRange
 from common.kv.ranges import Range
+from common.kv.tables import PageTable
 from common.kv.writer import Rows
 from decode_service.cache.storage import Kind, PagedStorage
-from decode_service.cache.tables import PageTable
 from decode_service.prefill.page_writer import PageWriter
 from tests.support.factories import make_hybrid_geometry
 

@@ -105,7 +105,7 @@ async def test_a_complete_transfer_proves_itself_and_settles(desk: SessionDesk) 
     logits_V = transfer.prefill.prove_complete()
     transfer.prefill.settle()
 
-    assert np.array_equal(logits_V.numpy(), np.frombuffer(make_logits(), "<f4"))
+    assert np.array_equal(logits_V, np.frombuffer(make_logits(), "<f4"))
     assert [record.sequence for record in transfer.timeline.spans] == list(range(6))
     assert desk.num_slots == 0
     assert transfer.reservation.holders == {Holder.CLIENT}

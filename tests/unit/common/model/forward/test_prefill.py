@@ -14,7 +14,15 @@ from common.kv.ranges import Range
 from common.kv.writer import Rows
 from common.model.folder.source import TinyFamily
 from common.model.forward.prefill import ChunkedPrefill, grid, to_rows
-from tests.support.models import RecordingWriter, TinyModel, make_model, make_prompt, never, torch_threads
+from tests.support.models import (
+    RecordingWriter,
+    TinyModel,
+    dense,
+    make_model,
+    make_prompt,
+    never,
+    torch_threads,
+)
 
 CHUNK, MAX_PROMPT = 32, 150
 
@@ -40,7 +48,7 @@ def make_prefill(tiny: TinyModel, chunk_tokens: int = CHUNK) -> ChunkedPrefill:
 def run(prefill: ChunkedPrefill, prompt: list[int], first_token: int = 0) -> tuple[RecordingWriter, bytes]:
     """Return what was written, and the logits."""
     writer = RecordingWriter()
-    logits = prefill.prefill(prompt, first_token, writer, never)
+    logits = prefill.prefill(prompt, dense(prefill.geometry, len(prompt), first_token), writer, never)
     return writer, logits.tobytes()
 
 
@@ -140,7 +148,7 @@ def test_prefill_ends_and_stays_usable_when_cancelled(hybrid: TinyModel, call: i
     writer = RecordingWriter()
 
     with pytest.raises(Cancelled):
-        prefill.prefill(prompt, 0, writer, cancel_at(call))
+        prefill.prefill(prompt, dense(hybrid.geometry, 70), writer, cancel_at(call))
 
     assert len(writer.writes) == call - 1
     assert run(prefill, prompt) == run(make_prefill(hybrid), prompt)
@@ -151,7 +159,7 @@ def test_prefill_refuses_what_is_too_long(hybrid: TinyModel) -> None:
     writer = RecordingWriter()
 
     with pytest.raises(PromptTooLong, match="151"):
-        make_prefill(hybrid).prefill(make_prompt(151), 0, writer, lambda: False)
+        make_prefill(hybrid).prefill(make_prompt(151), dense(hybrid.geometry, 151), writer, never)
 
     assert writer.writes == []
 
@@ -203,4 +211,4 @@ def test_writer_error_reaches_the_caller_unchanged(hybrid: TinyModel) -> None:
             raise PromptTooLong("slot bytes", 7, 5)
 
     with pytest.raises(PromptTooLong, match="slot bytes"):
-        make_prefill(hybrid).prefill(make_prompt(5), 0, Full(), never)
+        make_prefill(hybrid).prefill(make_prompt(5), dense(hybrid.geometry, 5), Full(), never)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
+from common.engine.decode import LaneStep
+from common.engine.prefill import Logits
 from common.errors import EngineFailed
 from common.kv.geometry import DType
+from common.kv.tables import PageTable
 from common.model.folder.source import TinyFamily
 from common.model.forward.prefill import ChunkedPrefill
-from decode_service.cache.tables import PageTable
-from decode_service.generate.backends.base import LaneStep
 from tests.support.models import (
     MAX_LANES,
     PagedRunner,
@@ -94,7 +94,7 @@ def lane(sequence: PagedSequence, step: int) -> LaneStep:
     return sequence.lane((sequence.position * 7 + step) % 256)
 
 
-def step_shuffled(runner: PagedRunner, sequences: Sequence[PagedSequence], step: int) -> list[Tensor]:
+def step_shuffled(runner: PagedRunner, sequences: Sequence[PagedSequence], step: int) -> list[Logits]:
     """Run all sequences in one step, in an order of its own; return their rows in the given order."""
     order = list(range(len(sequences)))
     random.Random(step).shuffle(order)
@@ -102,10 +102,10 @@ def step_shuffled(runner: PagedRunner, sequences: Sequence[PagedSequence], step:
     return [rows[order.index(index)] for index in range(len(sequences))]
 
 
-def assert_same_bits(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+def assert_same_bits(actual: Sequence[Logits], expected: Sequence[Logits]) -> None:
     """Fail with the sequences whose logits differ."""
     differing = [
-        index for index, rows in enumerate(zip(actual, expected, strict=True)) if not torch.equal(*rows)
+        index for index, rows in enumerate(zip(actual, expected, strict=True)) if not np.array_equal(*rows)
     ]
     assert not differing, f"sequences {differing} have other bits"
 
@@ -126,7 +126,7 @@ def make_runner(llama: TinyModel) -> tuple[PagedRunner, PagedSequence]:
 def test_step_writes_the_row_of_its_own_position_only(llama: TinyModel) -> None:
     """Every other row of every page is what it was."""
     runner, sequence = make_runner(llama)
-    keys, _ = runner.storage.key_value(0, 3)
+    keys, _ = runner.backend.storage.key_value(0, 3)
     before = keys.clone()
 
     runner.backend.step([sequence.lane(5)])
@@ -140,9 +140,9 @@ def test_step_sees_the_rows_in_its_pages(llama: TinyModel) -> None:
     runner, sequence = make_runner(llama)
     before = runner.backend.step([sequence.lane(5)])
 
-    runner.storage.key_value(0, 0)[1][sequence.tables[0].row(11)] += 1
+    runner.backend.storage.key_value(0, 0)[1][sequence.tables[0].row(11)] += 1
 
-    assert not torch.equal(runner.backend.step([sequence.lane(5)]), before)
+    assert not np.array_equal(runner.backend.step([sequence.lane(5)]), before)
 
 
 def test_windowed_step_needs_no_page_outside_its_window() -> None:
@@ -159,7 +159,7 @@ def test_windowed_step_needs_no_page_outside_its_window() -> None:
     assert dropped > 0
     shorter = PageTable(16, windowed.first_page + dropped, windowed.pages[dropped:])
 
-    assert torch.equal(runner.backend.step([LaneStep(5, 72, (shorter, full))]), whole)
+    assert np.array_equal(runner.backend.step([LaneStep(5, 72, (shorter, full))]), whole)
 
 
 @pytest.mark.parametrize("num_lanes", [0, MAX_LANES + 1])
@@ -186,4 +186,4 @@ def test_logits_are_one_float32_row_a_lane(llama: TinyModel) -> None:
     logits = runner.backend.step([sequence.lane(5), LaneStep(7, 21, sequence.tables)])
 
     assert logits.shape == (2, 259)
-    assert logits.dtype == torch.float32
+    assert logits.dtype == np.float32

@@ -3,7 +3,7 @@
 import pytest
 
 from common.kv.ranges import Range
-from decode_service.cache.tables import PageTable
+from common.kv.tables import PageTable
 
 
 @pytest.fixture
