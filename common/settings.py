@@ -158,10 +158,7 @@ class ServiceConfig:
         click.STRING, "DIR",
         "directory of the sockets that hand over shared memory, as this process sees it (default: "
         "XDG_RUNTIME_DIR where it can be used, else the directory for temporary files)", "")
-    page_tokens: int = setting(TOKENS, "TOKENS", "size of a cache page; both services alike", 64)
-    chunk_tokens: int = setting(
-        TOKENS, "TOKENS", "size of one prefill forward, a multiple of --page-tokens; both services alike",
-        256)
+    chunk_tokens: int = setting(TOKENS, "TOKENS", "size of one prefill forward; both services alike", 256)
     max_context_tokens: int = setting(
         click.IntRange(0, MOST_TOKENS), "TOKENS",
         "longest prompt with its answer; 0 takes what the model's config says, more than that only where its "
@@ -195,11 +192,6 @@ class ServiceConfig:
         # After `su` it may name the directory of somebody else.
         is_usable = os.path.isdir(runtime) and os.access(runtime, os.R_OK | os.W_OK | os.X_OK)
         return Path(runtime if is_usable else tempfile.gettempdir())
-
-    def __post_init__(self) -> None:
-        """Raise `ConfigError` for a rule between fields that is broken."""
-        is_whole = self.chunk_tokens % self.page_tokens == 0
-        self.require(is_whole, "chunk_tokens", f"must be a multiple of --page-tokens={self.page_tokens}")
 
     def require(self, holds: bool, field: str, problem: str) -> None:
         """Raise `ConfigError` that blames `field` unless the rule holds."""

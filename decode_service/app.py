@@ -15,7 +15,6 @@ from random import Random
 
 from common.engine.decode import DecodeBackend
 from common.engine.prefill import peer_identity
-from common.kv.geometry import KVGeometry
 from common.model.prepare import Prepared, prepare
 from common.model.text.process import TextProcess
 from common.runtime.boot import new_boot_id
@@ -35,7 +34,7 @@ from decode_service.api.validation import RequestLimits, RequestReader
 from decode_service.attempts import LossPolicy, Owners
 from decode_service.cache.admission import Admission
 from decode_service.cache.cache import KVCache
-from decode_service.cache.spec import page_bytes, pool_pages
+from decode_service.cache.spec import CacheGeometry, page_bytes, pool_pages
 from decode_service.config import REMOTE_HEALTH, SERVICE_NAME, DecodeConfig
 from decode_service.core import DecodeCore
 from decode_service.generate.backends.torch_backend import TorchBackend
@@ -82,15 +81,15 @@ def load(config: DecodeConfig) -> Loaded:
     Raises: `ConfigError` or `UnsupportedModel`; nothing stays allocated.
     """
     ready = prepare(config, config.cache_tokens, config.lanes)
-    geometry = ready.loaded.geometry
+    geometry = CacheGeometry.of(ready.loaded.geometry, config.page_tokens)
     num_pages = pool_pages(geometry, config.cache_tokens, config.lanes)
     _check_room(config, geometry, num_pages)
     backend = TorchBackend(ready.loaded.model, ready.engine.identity(), config.lanes)
-    backend.allocate(num_pages)
+    backend.allocate(config.page_tokens, num_pages)
     return Loaded(ready, backend, num_pages)
 
 
-def _check_room(config: DecodeConfig, geometry: KVGeometry, num_pages: Sequence[int]) -> None:
+def _check_room(config: DecodeConfig, geometry: CacheGeometry, num_pages: Sequence[int]) -> None:
     """Raise `ConfigError` when the cache cannot fit into memory: all of it is touched at once."""
     sizes = [page_bytes(group, geometry.page_tokens) for group in geometry.groups]
     needed = sum(size * pages for size, pages in zip(sizes, num_pages, strict=True))
@@ -112,7 +111,7 @@ class DecodeService(Service):
         self._record = open_journal(config.journal, self._boot_id, self._clock.now_ns)
         self._journal = DecodeJournal(self._record)
         self._importer = Importer(geometry, loaded.backend, self._clock)
-        self._cache = KVCache(geometry, loaded.num_pages)
+        self._cache = KVCache(CacheGeometry.of(geometry, config.page_tokens), loaded.num_pages)
         self._step_loop = StepLoop(loaded.backend)
         self._local = LocalEngine(engine, loaded.backend, geometry, self._clock, self._journal, self._changed)
         self._context = SessionContext(self._importer, self._changed, self._clock, self._journal)
@@ -303,6 +302,7 @@ class DecodeService(Service):
             num_lanes=self._config.lanes,
             linears=self._loaded.ready.linears,
             num_threads=self._loaded.ready.threads,
+            page_tokens=self._config.page_tokens,
         )
         sources = Sources(
             self._core,

@@ -29,6 +29,7 @@ class DecodeConfig(ServiceConfig):
         "a prefill service; may be repeated (default: none; prompts are computed in this process)", ())
     slab_bytes: int = setting(
         Size(MIN_SLAB_BYTES, MEMORY_PAGE_BYTES), "SIZE", "shared memory of one session", 256 << 20)
+    page_tokens: int = setting(TOKENS, "TOKENS", "size of a cache page; divides --chunk-tokens", 64)
     cache_tokens: int = setting(TOKENS, "TOKENS", "size of the paged cache over all requests", 16384)
     lanes: int = setting(click.IntRange(1, 4096), "COUNT", "requests that decode at the same time", 16)
     queue_limit: int = setting(
@@ -57,8 +58,9 @@ class DecodeConfig(ServiceConfig):
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for a rule between fields that is broken."""
-        # Not super(): a class with slots is made twice, and super() would mean the first one.
-        ServiceConfig.__post_init__(self)
+        # A prefix that is kept ends on the grid, and on a page.
+        is_whole = self.chunk_tokens % self.page_tokens == 0
+        self.require(is_whole, "page_tokens", f"must divide --chunk-tokens={self.chunk_tokens}")
         peers, chunk = self.prefill, self.chunk_tokens
         self.require(self.cache_tokens >= chunk, "cache_tokens", f"must be at least --chunk-tokens={chunk}")
         self.require(self.route != "remote" or bool(peers), "route", "needs a service, has --prefill=")

@@ -41,7 +41,6 @@ class PrefillConfig(ServiceConfig):
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for a rule between fields that is broken."""
-        ServiceConfig.__post_init__(self)
         for least, most in (("min_span_bytes", "max_span_bytes"), ("max_slab_bytes", "max_slabs_bytes")):
             limit = getattr(self, most)
             problem = f"must not exceed --{most.replace('_', '-')}={size_text(limit)}"

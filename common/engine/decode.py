@@ -78,7 +78,7 @@ class DecodeBackend(KVStore, Protocol):
     def describe(self) -> BackendDescription:
         """Return what it can do."""
 
-    def allocate(self, num_pages: Sequence[int]) -> None:
+    def allocate(self, page_tokens: int, num_pages: Sequence[int]) -> None:
         """Make room for so many pages of each group, and touch all of it; called once, before all else.
 
         Raises: `ConfigError` when it has no room for them.

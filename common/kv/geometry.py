@@ -92,18 +92,15 @@ class GroupGeometry:
 
 @dataclass(frozen=True, slots=True)
 class KVGeometry:
-    """All KV-owning layers of one model and the page size both sides agree on."""
+    """All KV-owning layers of one model."""
 
     layers: tuple[LayerGeometry, ...]
-    page_tokens: int
     vocab_size: int
     """Length of the logits that PrefillDone carries."""
 
     def __post_init__(self) -> None:
         if not self.layers:
             raise ValueError("a geometry needs at least one KV-owning layer")
-        if self.page_tokens < 1:
-            raise ValueError(f"page_tokens must be at least 1, got {self.page_tokens}")
         indices = [layer.layer_index for layer in self.layers]
         if indices != sorted(set(indices)):
             raise ValueError(f"layer indices must ascend without repeats, got {indices}")

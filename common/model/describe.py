@@ -40,7 +40,7 @@ def use_plainly(config: PreTrainedConfig) -> None:
         part.return_dict, part.output_hidden_states, part.output_attentions = True, False, False
 
 
-def describe(config: PreTrainedConfig, dtype: DType, page_tokens: int) -> KVGeometry:
+def describe(config: PreTrainedConfig, dtype: DType) -> KVGeometry:
     """Return the KV-owning layers of a model with this config.
 
     Raises UnsupportedModel, naming the layers where single layers are to blame.
@@ -62,7 +62,7 @@ def describe(config: PreTrainedConfig, dtype: DType, page_tokens: int) -> KVGeom
     )
     if not layers:
         raise UnsupportedModel(name, (), "no layer owns KV")
-    return KVGeometry(layers, page_tokens, int(decoder.vocab_size))
+    return KVGeometry(layers, int(decoder.vocab_size))
 
 
 def check_against(model: PreTrainedModel, geometry: KVGeometry) -> None:

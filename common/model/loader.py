@@ -99,7 +99,7 @@ class _Parts:
     notes: tuple[str, ...] = ()
 
 
-def load_model(spec: str, dtype: str, page_tokens: int, progress: bool) -> LoadedModel:
+def load_model(spec: str, dtype: str, progress: bool) -> LoadedModel:
     """Load the model a spec stands for; `progress` shows a bar on stderr.
 
     Raises ConfigError when the spec, the folder or the dtype is wrong, and UnsupportedModel when kvspan
@@ -108,11 +108,11 @@ def load_model(spec: str, dtype: str, page_tokens: int, progress: bool) -> Loade
     source = parse_source(spec)
     kv_dtype = resolve_dtype(dtype)
     if source.family is not None:
-        parts = _make_tiny_parts(source, kv_dtype, page_tokens)
+        parts = _make_tiny_parts(source, kv_dtype)
     else:
         folder = _folder_of(source, progress)
         with shown_progress(progress):
-            parts = _load_parts(spec, folder, kv_dtype, page_tokens)
+            parts = _load_parts(spec, folder, kv_dtype)
     with blamed(spec, source.folder or Path(spec)):
         return _examine(source, parts, kv_dtype)
 
@@ -175,10 +175,10 @@ def _folder_of(source: ModelSource, progress: bool) -> Path:
     return ensure_demo_checkpoint(cache_folder(os.environ), progress)
 
 
-def _make_tiny_parts(source: ModelSource, dtype: DType, page_tokens: int) -> _Parts:
+def _make_tiny_parts(source: ModelSource, dtype: DType) -> _Parts:
     assert source.family is not None
     config = tiny_config(source.family)
-    geometry = describe(config, dtype, page_tokens)
+    geometry = describe(config, dtype)
     return _Parts(make_tiny(config, _TINY_SEED, TORCH_DTYPES[dtype]), make_byte_tokenizer(), geometry)
 
 
@@ -187,13 +187,13 @@ def _ignored(config: PreTrainedConfig, written: Mapping[str, Any]) -> tuple[str,
     return (f"{CONFIG}: nobody reads {excerpt(', '.join(keys))}",) if keys else ()
 
 
-def _load_parts(spec: str, folder: Path, dtype: DType, page_tokens: int) -> _Parts:
+def _load_parts(spec: str, folder: Path, dtype: DType) -> _Parts:
     written = read_config(spec, folder)
     code = code_notes(spec, folder)
     with blamed(spec, folder / CONFIG):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         use_plainly(config)
-        geometry = describe(config, dtype, page_tokens)
+        geometry = describe(config, dtype)
     check_complete(spec, folder)
     check_generation(spec, folder)
     checkpoint = read_checkpoint(spec, folder, written)

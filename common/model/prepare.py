@@ -49,7 +49,7 @@ def prepare(config: ServiceConfig, max_prompt_tokens: int, max_rows: int = STABL
     torch.set_num_threads(threads)
     # A bar is for somebody who watches; in a file or between lines of JSON it is noise.
     progress = sys.stderr.isatty() and not config.log_json
-    loaded = load_model(config.model, config.dtype, config.page_tokens, progress=progress)
+    loaded = load_model(config.model, config.dtype, progress=progress)
     max_prompt = min(max_prompt_tokens, context_tokens(config.max_context_tokens, loaded))
     for note in loaded.notes:
         logger.warning("model.noted", extra=log_fields(model=loaded.name, note=note))

@@ -175,7 +175,6 @@ def _off_grid(hello: Hello, granularity: SpanGranularity) -> tuple[Difference, .
 def _geometry_fields(geometry: KVGeometry, layers: Sequence[LayerGeometry]) -> list[tuple[str, str]]:
     groups = {index: group.group_index for group in geometry.groups for index in group.layer_indices}
     fields = [
-        ("geometry.page_tokens", str(geometry.page_tokens)),
         ("geometry.vocab_size", str(geometry.vocab_size)),
         ("geometry.num_layers", str(len(geometry.layers))),
     ]

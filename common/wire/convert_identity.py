@@ -40,7 +40,6 @@ GEOMETRY = Table(
     geometry_pb2.KVGeometry,
     KVGeometry,
     layers=list_of(LAYER.as_part(), MAX_LAYERS),
-    page_tokens=PLAIN,
     vocab_size=COUNT,
 )
 

@@ -46,6 +46,7 @@ class Facts:
     num_lanes: int
     linears: str
     num_threads: int
+    page_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class Reporter:
                 group_index=group.group_index,
                 total_pages=pool.total,
                 used_pages=pool.total - pool.free,
-                page_bytes=page_bytes(group, geometry.page_tokens),
+                page_bytes=page_bytes(group, self._facts.page_tokens),
             )
             for group, pool in zip(geometry.groups, pools, strict=True)
         ]

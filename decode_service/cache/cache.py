@@ -13,10 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.errors import InvariantViolation, PromptTooLong
-from common.kv.geometry import KVGeometry
 from decode_service.cache.pool import PagePool, PoolStatistics
 from decode_service.cache.sequence_pages import SequencePages
-from decode_service.cache.spec import page_need
+from decode_service.cache.spec import CacheGeometry, page_need
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class CacheStatistics:
 class KVCache:
     """Pages of every group."""
 
-    def __init__(self, geometry: KVGeometry, num_pages: tuple[int, ...]) -> None:
+    def __init__(self, geometry: CacheGeometry, num_pages: tuple[int, ...]) -> None:
         self._geometry = geometry
         self._pools = tuple(
             PagePool(group.group_index, pages)

@@ -14,15 +14,14 @@ loop alone until the sequence is retired.
 from __future__ import annotations
 
 from common.errors import InvariantViolation
-from common.kv.geometry import KVGeometry
 from common.kv.tables import PageTable
-from decode_service.cache.spec import first_page
+from decode_service.cache.spec import CacheGeometry, first_page
 
 
 class SequencePages:
     """Page tables of one request, one per group."""
 
-    def __init__(self, geometry: KVGeometry, prompt_len: int, pages: tuple[tuple[int, ...], ...]) -> None:
+    def __init__(self, geometry: CacheGeometry, prompt_len: int, pages: tuple[tuple[int, ...], ...]) -> None:
         self._windows = tuple(group.window for group in geometry.groups)
         self._pages = pages
         self._tables = tuple(

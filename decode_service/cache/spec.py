@@ -11,7 +11,28 @@ Pure. Not here: which pages (`pool.py`), where positions lie in them (`common/kv
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from common.kv.geometry import GroupGeometry, KVGeometry
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGeometry(KVGeometry):
+    """The KV of a model in pages; how large they are is decode's own business, and no peer hears of it."""
+
+    page_tokens: int
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for layers or pages that cannot be."""
+        # Not super(): a class with slots is made twice, and super() would mean the first one.
+        KVGeometry.__post_init__(self)
+        if self.page_tokens < 1:
+            raise ValueError(f"page_tokens must be at least 1, got {self.page_tokens}")
+
+    @classmethod
+    def of(cls, geometry: KVGeometry, page_tokens: int) -> CacheGeometry:
+        """Return a model's KV in pages of this size."""
+        return cls(geometry.layers, geometry.vocab_size, page_tokens)
 
 
 def page_bytes(group: GroupGeometry, page_tokens: int) -> int:
@@ -24,7 +45,7 @@ def first_page(group: GroupGeometry, prompt_len: int, page_tokens: int) -> int:
     return group.visible(prompt_len).start // page_tokens
 
 
-def page_need(geometry: KVGeometry, prompt_len: int, max_new_tokens: int) -> tuple[int, ...]:
+def page_need(geometry: CacheGeometry, prompt_len: int, max_new_tokens: int) -> tuple[int, ...]:
     """Return the pages that a request reserves in each group.
 
     The last new token is returned and never read, so prompt_len + max_new_tokens - 1 positions have KV.
@@ -35,7 +56,7 @@ def page_need(geometry: KVGeometry, prompt_len: int, max_new_tokens: int) -> tup
     return tuple(_group_need(g, geometry.page_tokens, prompt_len, stop) for g in geometry.groups)
 
 
-def pool_pages(geometry: KVGeometry, cache_tokens: int, num_lanes: int) -> tuple[int, ...]:
+def pool_pages(geometry: CacheGeometry, cache_tokens: int, num_lanes: int) -> tuple[int, ...]:
     """Return the pages of each group's pool for a cache of `cache_tokens` tokens.
 
     Full groups hold cache_tokens. A windowed group holds what every lane can use at once, and no more

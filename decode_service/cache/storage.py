@@ -25,10 +25,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.engine.decode import KVPlace
-from common.kv.geometry import GroupGeometry, KVGeometry
+from common.kv.geometry import GroupGeometry
 from common.kv.ranges import Range
 from common.kv.writer import Rows
 from common.model.loader import TORCH_DTYPES
+from decode_service.cache.spec import CacheGeometry
 
 
 class Kind(enum.IntEnum):
@@ -41,7 +42,7 @@ class Kind(enum.IntEnum):
 class PagedStorage:
     """Owns the bytes of every page."""
 
-    def __init__(self, geometry: KVGeometry, num_pages: Sequence[int]) -> None:
+    def __init__(self, geometry: CacheGeometry, num_pages: Sequence[int]) -> None:
         groups = geometry.groups
         if len(num_pages) != len(groups) or min(num_pages) < 1:
             raise ValueError(f"{len(groups)} groups need a page each at least, got {tuple(num_pages)}")
@@ -53,7 +54,7 @@ class PagedStorage:
         self._bytes = tuple(_bytes_of(tensor) for tensor in self._tensors)
 
     @property
-    def geometry(self) -> KVGeometry:
+    def geometry(self) -> CacheGeometry:
         """Of what is stored."""
         return self._geometry
 

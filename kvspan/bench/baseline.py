@@ -106,7 +106,7 @@ def serve(model: str, dtype: str, threads: int) -> None:
     from common.model.reference import Reference
     from common.model.text.tokenizer import Tokenizer
 
-    loaded = load_model(model, dtype, page_tokens=1, progress=False)
+    loaded = load_model(model, dtype, progress=False)
     reference = Reference(loaded, threads)
     tokenizer = Tokenizer(loaded.tokenizer.pretrained, has_chats=False)
     for line in sys.stdin:

@@ -75,7 +75,7 @@ def run_oracle(arguments: Arguments) -> int:
     """Tell what transformers' own `generate` answers, greedy and in fp32, to each prompt."""
     gates = Gates(arguments["control"], arguments["name"])
     torch.set_num_threads(1)
-    loaded = load_model(arguments["model"], "float32", 16, progress=False)
+    loaded = load_model(arguments["model"], "float32", progress=False)
     family = parse_source(arguments["model"]).family
     assert family is not None
     # A copy that kvspan never touched, with the weights of the one that services load.

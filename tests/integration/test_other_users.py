@@ -46,7 +46,6 @@ async def of_another_user(name: str, config: Configs, *flags: str) -> AsyncItera
     settings = {
         "model": prefill.model,
         "dtype": prefill.dtype,
-        "page-tokens": prefill.page_tokens,
         "chunk-tokens": prefill.chunk_tokens,
         "threads": prefill.threads,
         "slab-dir": prefill.slab_dir,

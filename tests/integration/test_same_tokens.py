@@ -87,7 +87,7 @@ async def pair(
 @cache
 def generated(model: str) -> dict[int, tuple[int, ...]]:
     """Return what `generate` answers to the prompt of each length, in fp32."""
-    stock = load_model(model, "float32", 16, progress=False).model
+    stock = load_model(model, "float32", progress=False).model
     answers = {}
     for length in LENGTHS:
         prompt = torch.tensor([prompt_of(length)])

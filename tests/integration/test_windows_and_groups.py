@@ -173,5 +173,5 @@ async def test_s4_s8_a_span_of_another_group_or_position_is_refused(
 def with_pools(loaded: Loaded, lanes: int, num_pages: tuple[int, ...]) -> Loaded:
     """Return a loaded decode service with pools of these sizes."""
     backend = TorchBackend(loaded.ready.loaded.model, loaded.backend.identity(), lanes)
-    backend.allocate(num_pages)
+    backend.allocate(16, num_pages)
     return replace(loaded, backend=backend, num_pages=num_pages)

@@ -61,7 +61,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Odd]:
     written = json.loads((folder / "config.json").read_text())
     # A team of two that waits for a busy core takes ten times as long.
     with torch_threads(1):
-        loaded = load_model(str(folder), "float32", 16, progress=False)
+        loaded = load_model(str(folder), "float32", progress=False)
         yield Odd(folder, written, loaded, answer(loaded))
 
 
@@ -72,7 +72,7 @@ def test_any_value_of_a_config_is_refused_or_told_in_the_fields(odd: Odd, key: s
     (odd.folder / "config.json").write_text(json.dumps({**odd.written, key: value}))
 
     try:
-        loaded = load_model(str(odd.folder), "float32", 16, progress=False)
+        loaded = load_model(str(odd.folder), "float32", progress=False)
     except ConfigError:
         return
     if loaded.config_fields == odd.loaded.config_fields:

@@ -26,7 +26,7 @@ def geometries(draw: st.DrawFn) -> KVGeometry:
     shapes = draw(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=7))
     indices = sorted(draw(st.sets(st.integers(0, 12), min_size=len(shapes), max_size=len(shapes))))
     layers = tuple(LayerGeometry(index, *shape) for index, shape in zip(indices, shapes, strict=True))
-    return KVGeometry(layers, 4, 11)
+    return KVGeometry(layers, 11)
 
 
 @st.composite

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from common.errors import InvariantViolation
 from decode_service.cache.cache import KVCache
 from decode_service.cache.reservation import Holder, Reservation, ReservationState
-from tests.support.factories import make_geometry
+from tests.support.factories import make_geometry, paged
 
 EVENTS = st.lists(st.tuples(st.sampled_from(["hold", "drop"]), st.sampled_from(Holder)), max_size=20)
 
@@ -15,7 +15,7 @@ EVENTS = st.lists(st.tuples(st.sampled_from(["hold", "drop"]), st.sampled_from(H
 @given(events=EVENTS)
 def test_a_reservation_follows_a_plain_set_of_holders(events: list[tuple[str, Holder]]) -> None:
     """Legal events change the set, illegal ones raise and change nothing; empty once means free for ever."""
-    cache, freed = KVCache(make_geometry(), (5,)), list[Reservation]()
+    cache, freed = KVCache(paged(make_geometry()), (5,)), list[Reservation]()
     reservation = Reservation(cache.reserve(3, 2), freed.append)
     model = {Holder.CLIENT}
 

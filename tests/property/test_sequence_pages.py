@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from decode_service.cache.cache import KVCache
 from decode_service.cache.spec import page_need, pool_pages, window_pages
-from tests.support.factories import make_hybrid_geometry
+from tests.support.factories import make_hybrid_geometry, paged
 
 
 @given(
@@ -19,7 +19,7 @@ def test_a_window_sliding_token_by_token_always_holds_what_is_seen(
     window: int, page_tokens: int, prompt_len: int, max_new_tokens: int
 ) -> None:
     """Every position a token sees, and its own, has a row that was not given to a later position."""
-    geometry = make_hybrid_geometry(windows=(window, None), page_tokens=page_tokens)
+    geometry = paged(make_hybrid_geometry(windows=(window, None)), page_tokens)
     tokens = prompt_len + max_new_tokens
     cache = KVCache(geometry, pool_pages(geometry, tokens, num_lanes=1))
     pages = cache.reserve(prompt_len, max_new_tokens)
@@ -60,7 +60,7 @@ def test_a_request_is_given_what_it_uses_and_a_window_no_more_than_its_pages(
     window: int, page_tokens: int, prompt_len: int, max_new_tokens: int
 ) -> None:
     """Full groups hold every position but the last new token's; windowed ones are bounded by the window."""
-    geometry = make_hybrid_geometry(windows=(window, None), page_tokens=page_tokens)
+    geometry = paged(make_hybrid_geometry(windows=(window, None)), page_tokens)
 
     windowed, full = page_need(geometry, prompt_len, max_new_tokens)
 

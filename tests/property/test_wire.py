@@ -55,7 +55,7 @@ LAYERS = st.builds(
 )
 
 
-def _geometry(layers: list[LayerGeometry], gaps: list[int], page_tokens: int, vocab_size: int) -> KVGeometry:
+def _geometry(layers: list[LayerGeometry], gaps: list[int], vocab_size: int) -> KVGeometry:
     """Number the layers so that they ascend with gaps, as when some own no KV."""
     position = -1
     numbered = []
@@ -64,7 +64,7 @@ def _geometry(layers: list[LayerGeometry], gaps: list[int], page_tokens: int, vo
         numbered.append(
             LayerGeometry(position, layer.num_kv_heads, layer.head_dim, layer.dtype, layer.window)
         )
-    return KVGeometry(tuple(numbered), page_tokens, vocab_size)
+    return KVGeometry(tuple(numbered), vocab_size)
 
 
 GEOMETRIES = st.builds(

@@ -18,12 +18,12 @@ from decode_service.prefill.places import Place
 from decode_service.prefill.routing import Router
 from decode_service.request import Request, Route
 from tests.support.decoding import make_request
-from tests.support.factories import make_hybrid_geometry
+from tests.support.factories import make_hybrid_geometry, paged
 
 if TYPE_CHECKING:
     from common.engine.prefill import Logits
 
-GEOMETRY = make_hybrid_geometry(windows=(6, None), page_tokens=4)
+GEOMETRY = paged(make_hybrid_geometry(windows=(6, None)))
 """A windowed and a full group."""
 
 TOKEN_BYTES = 64

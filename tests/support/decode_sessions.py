@@ -31,7 +31,7 @@ from decode_service.prefill.remote_prefill import RemotePrefill
 from decode_service.request import Request
 from tests.support.clock import ManualClock
 from tests.support.decoding import make_request
-from tests.support.factories import make_geometry
+from tests.support.factories import make_geometry, paged
 from tests.support.sessions import PROMPT, make_done, make_hello, make_spans, make_welcome
 
 SLAB_BYTES = 65_536
@@ -132,7 +132,7 @@ class SessionDesk:
             self.journal.reservation_freed(reservation)
             freed.append(reservation)
 
-        pages = KVCache(make_geometry(), (9,)).reserve(REQUEST.prompt_len, 4)
+        pages = KVCache(paged(make_geometry()), (9,)).reserve(REQUEST.prompt_len, 4)
         reservation = Reservation(pages, on_free)
         self.journal.reservation_made(reservation)
         return reservation, freed

@@ -19,13 +19,13 @@ from decode_service.generate.answer import Answer, TokenEvent
 from decode_service.generate.sequence import Sequence
 from decode_service.publication import publish
 from decode_service.request import Request, Route, SamplingParams
-from tests.support.factories import make_geometry
+from tests.support.factories import make_geometry, paged
 from tests.support.fakes import CountingBackend, one_hot
 
 TOKENIZER = Tokenizer(make_byte_tokenizer())
 """Token id b is the byte b."""
 
-GEOMETRY = make_geometry(vocab_size=VOCAB_SIZE, page_tokens=4)
+GEOMETRY = paged(make_geometry(vocab_size=VOCAB_SIZE))
 
 
 def make_request(

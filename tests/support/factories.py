@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from common.kv.geometry import DType, GroupGeometry, KVGeometry, LayerGeometry
 from common.kv.ranges import Range
 from common.kv.spans import Span, span_bytes
+from decode_service.cache.spec import CacheGeometry
 
 
 def make_range(start: int = 0, stop: int = 5) -> Range:
@@ -21,12 +22,11 @@ def make_geometry(
     head_dim: int = 8,
     dtype: DType = DType.FLOAT32,
     window: int | None = None,
-    page_tokens: int = 4,
     vocab_size: int = 11,
 ) -> KVGeometry:
     """Return a model whose layers are all alike: one group."""
     layers = tuple(LayerGeometry(index, num_kv_heads, head_dim, dtype, window) for index in range(num_layers))
-    return KVGeometry(layers, page_tokens, vocab_size)
+    return KVGeometry(layers, vocab_size)
 
 
 def make_hybrid_geometry(
@@ -36,7 +36,6 @@ def make_hybrid_geometry(
     head_dim: int = 8,
     full_head_dim: int = 16,
     dtype: DType = DType.FLOAT32,
-    page_tokens: int = 4,
     vocab_size: int = 11,
 ) -> KVGeometry:
     """Return a model with windowed layers and, with another head size, full attention layers."""
@@ -44,7 +43,12 @@ def make_hybrid_geometry(
         LayerGeometry(index, num_kv_heads, head_dim if window else full_head_dim, dtype, window)
         for index, window in enumerate(windows)
     )
-    return KVGeometry(layers, page_tokens, vocab_size)
+    return KVGeometry(layers, vocab_size)
+
+
+def paged(geometry: KVGeometry, page_tokens: int = 4) -> CacheGeometry:
+    """Return a model's KV in pages."""
+    return CacheGeometry.of(geometry, page_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from common.kv.ranges import Range
 from common.kv.writer import KVWriter, Rows
 from common.session.identity import ModelFingerprint
 from common.telemetry.journal import Event
+from decode_service.cache.spec import CacheGeometry
 from decode_service.cache.storage import Kind, PagedStorage
 
 
@@ -128,9 +129,9 @@ class CountingBackend:
         """See `DecodeBackend`."""
         return self._identity
 
-    def allocate(self, num_pages: Sequence[int]) -> None:
+    def allocate(self, page_tokens: int, num_pages: Sequence[int]) -> None:
         """See `DecodeBackend`."""
-        self.storage = PagedStorage(self._identity.geometry, num_pages)
+        self.storage = PagedStorage(CacheGeometry.of(self._identity.geometry, page_tokens), num_pages)
 
     def write(self, place: KVPlace, group_layer: int, keys: Rows, values: Rows) -> None:
         """See `KVStore`."""

@@ -268,7 +268,7 @@ async def memory_pair(
         changed.set()
 
     backend, engine, local = CountingBackend(GEOMETRY), make_engine(), make_engine()
-    backend.allocate((NUM_PAGES,))
+    backend.allocate(4, (NUM_PAGES,))
     step_loop, importer = StepLoop(backend), Importer(GEOMETRY, backend, clock)
     peers = tuple(MemoryPeer(f"memory-{number}") for number in range(num_peers))
     local_engine = LocalEngine(local, backend, GEOMETRY, clock, journal, on_change)

@@ -27,6 +27,7 @@ from decode_service.prefill.page_writer import PageWriter
 from tests.support.fakes import make_engine_identity
 
 MAX_LANES = 8
+PAGE_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +44,12 @@ def make_model(
     *,
     window: int | None = None,
     dtype: DType = DType.FLOAT32,
-    page_tokens: int = 16,
 ) -> TinyModel:
     """Return a tiny model of a family; `window` overrides that of gemma3."""
     # A config each: it names the attention implementation, which kvspan changes.
     model, reference = (make_tiny(_config(family, window), 3, TORCH_DTYPES[dtype]) for _ in range(2))
     stabilise(model, MAX_LANES)
-    return TinyModel(model, reference, describe(model.config, dtype, page_tokens))
+    return TinyModel(model, reference, describe(model.config, dtype))
 
 
 def _config(family: TinyFamily, window: int | None) -> PreTrainedConfig:
@@ -111,7 +111,7 @@ class PagedRunner:
     def __init__(self, tiny: TinyModel, *, num_pages: int = 160, shuffle_seed: int | None = None) -> None:
         self.geometry = tiny.geometry
         self.backend = TorchBackend(tiny.model, make_engine_identity(tiny.geometry), MAX_LANES)
-        self.backend.allocate([num_pages] * len(tiny.geometry.groups))
+        self.backend.allocate(PAGE_TOKENS, [num_pages] * len(tiny.geometry.groups))
         self._free = [list(range(num_pages)) for _ in tiny.geometry.groups]
         if shuffle_seed is not None:
             for pages in self._free:
@@ -141,10 +141,9 @@ class PagedRunner:
         return tokens
 
     def _deal(self, group_index: int, start: int, stop: int) -> PageTable:
-        page_tokens = self.geometry.page_tokens
-        first, last = start // page_tokens, -(-stop // page_tokens)
+        first, last = start // PAGE_TOKENS, -(-stop // PAGE_TOKENS)
         pages = tuple(self._free[group_index].pop(0) for _ in range(last - first))
-        return PageTable(page_tokens, first, pages)
+        return PageTable(PAGE_TOKENS, first, pages)
 
 
 def generate(reference: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:

@@ -115,7 +115,6 @@ def make_configs(
         listen=f"unix:{directory}/prefill.sock",
         dtype="float32",
         slab_dir=str(slab_dir),
-        page_tokens=PAGE_TOKENS,
         chunk_tokens=CHUNK_TOKENS,
         min_span_bytes=4096,
         max_span_bytes=16384,

@@ -16,11 +16,11 @@ from decode_service.cache.storage import Kind
 from prefill_service.credit import CreditRing, CreditTerms
 from prefill_service.span_writer import SlotTarget, SpanWriter
 from tests.support.clock import ManualClock
-from tests.support.factories import make_hybrid_geometry
+from tests.support.factories import make_hybrid_geometry, paged
 from tests.support.fakes import PatternEngine, all_wanted, pattern
 from tests.support.sessions import make_start
 
-HYBRID = make_hybrid_geometry(windows=(6, 6, None, 6, 6, None, 6), head_dim=5, page_tokens=4)
+HYBRID = paged(make_hybrid_geometry(windows=(6, 6, None, 6, 6, None, 6), head_dim=5))
 GRANULARITY = SpanGranularity(chunk_tokens=8, min_span_bytes=1500, max_span_bytes=4096)
 GUARD = 0xEE
 GUARD_BYTES = 192

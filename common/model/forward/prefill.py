@@ -44,10 +44,8 @@ class ChunkedPrefill:
     def __init__(
         self, model: PreTrainedModel, geometry: KVGeometry, chunk_tokens: int, max_prompt_tokens: int
     ) -> None:
-        if chunk_tokens < 1 or chunk_tokens % geometry.page_tokens:
-            raise ValueError(
-                f"chunk_tokens {chunk_tokens} is no multiple of a page of {geometry.page_tokens}"
-            )
+        if chunk_tokens < 1:
+            raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
         attention.install(model)
         self.geometry = geometry
         """KV-owning layers of the model."""

@@ -31,6 +31,7 @@ from common.kv.ranges import Range
 from common.kv.tables import PageTable
 from common.kv.writer import Rows
 from common.model.forward import attention
+from decode_service.cache.spec import CacheGeometry
 from decode_service.cache.storage import PagedStorage
 
 Runs = tuple[tuple[int, int], ...]
@@ -60,10 +61,10 @@ class TorchBackend:
         """See `DecodeBackend`."""
         return self._identity
 
-    def allocate(self, num_pages: Sequence[int]) -> None:
+    def allocate(self, page_tokens: int, num_pages: Sequence[int]) -> None:
         """See `DecodeBackend`."""
         geometry = self._identity.geometry
-        storage = self._storage = PagedStorage(geometry, num_pages)
+        storage = self._storage = PagedStorage(CacheGeometry.of(geometry, page_tokens), num_pages)
         self._layers = {
             layer_index: _LayerPages(group, *storage.key_value(group.group_index, group_layer))
             for layer_index, (group, group_layer) in geometry.by_layer.items()

@@ -9,7 +9,7 @@ from common.session.actions import Enqueue, Send, SlabIdle
 from common.session.messages import PrefillCancelled, PrefillFailed, ReleaseSpan, SpanSealed
 from common.telemetry.journal import Event
 from prefill_service.journaling import PeerJournal, PrefillJournal
-from tests.support.factories import make_hybrid_geometry
+from tests.support.factories import make_hybrid_geometry, paged
 from tests.support.fakes import Lines
 from tests.support.sessions import make_hello, make_spans, make_start, make_welcome
 
@@ -41,7 +41,7 @@ NAME = {
 
 def test_life_begins_with_the_shape_of_its_kv(lines: Lines) -> None:
     """An auditor must know which layers each side owns."""
-    geometry = make_hybrid_geometry(windows=(6, None), page_tokens=4)
+    geometry = paged(make_hybrid_geometry(windows=(6, None)))
     journal = PrefillJournal(lines)
     journal.service_started(geometry)
     journal.service_stopped()

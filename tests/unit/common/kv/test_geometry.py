@@ -27,7 +27,7 @@ def test_layers_form_groups_when_shape_and_window_agree() -> None:
 )
 def test_a_layer_gets_its_own_group_when_one_field_differs(other: LayerGeometry) -> None:
     """Heads, head size, dtype and window each separate groups."""
-    geometry = KVGeometry((LayerGeometry(0, 3, 8, DType.FLOAT32, 6), other), 4, 11)
+    geometry = KVGeometry((LayerGeometry(0, 3, 8, DType.FLOAT32, 6), other), 11)
 
     assert len(geometry.groups) == 2
 
@@ -35,7 +35,7 @@ def test_a_layer_gets_its_own_group_when_one_field_differs(other: LayerGeometry)
 def test_layers_that_own_no_kv_are_not_counted() -> None:
     """A model layer that reuses another's KV is absent and costs nothing."""
     shape = (3, 8, DType.BFLOAT16, None)
-    geometry = KVGeometry((LayerGeometry(0, *shape), LayerGeometry(4, *shape)), 4, 11)
+    geometry = KVGeometry((LayerGeometry(0, *shape), LayerGeometry(4, *shape)), 11)
 
     assert geometry.groups[0].num_layers == 2
     assert geometry.token_bytes == 2 * (2 * 3 * 8 * 2)
@@ -91,25 +91,22 @@ def test_nothing_is_required_when_everything_is_held() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "page_tokens", "problem"),
+    ("layers", "problem"),
     [
-        ((), 4, "at least one"),
-        ((LayerGeometry(0, 3, 8, DType.FLOAT32, None),), 0, "page_tokens"),
+        ((), "at least one"),
         (
             (LayerGeometry(2, 3, 8, DType.FLOAT32, None), LayerGeometry(2, 3, 8, DType.FLOAT32, None)),
-            4,
             "ascend",
         ),
         (
             (LayerGeometry(5, 3, 8, DType.FLOAT32, None), LayerGeometry(2, 3, 8, DType.FLOAT32, None)),
-            4,
             "ascend",
         ),
     ],
 )
 def test_a_geometry_is_refused_when_it_makes_no_sense(
-    layers: tuple[LayerGeometry, ...], page_tokens: int, problem: str
+    layers: tuple[LayerGeometry, ...], problem: str
 ) -> None:
-    """Layers exist, ascend without repeats, and a page has a token."""
+    """Layers exist and ascend without repeats."""
     with pytest.raises(ValueError, match=problem):
-        KVGeometry(layers, page_tokens, 11)
+        KVGeometry(layers, 11)

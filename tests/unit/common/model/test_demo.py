@@ -192,7 +192,7 @@ def test_converted_demo_is_an_ordinary_chat_model() -> None:
     folder = demo_checkpoint(cache_folder(os.environ))
     if folder is None:
         pytest.skip("the demo model is not in the cache")
-    loaded = load_model("demo", "float32", page_tokens=64, progress=False)
+    loaded = load_model("demo", "float32", progress=False)
     tokenizer = Tokenizer(loaded.tokenizer.pretrained, loaded.eos_ids)
     ids = tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
     output = loaded.model.generate(

@@ -65,15 +65,15 @@ def make_sharing_config() -> Gemma3nTextConfig:
 
 def test_full_attention_gives_one_group() -> None:
     """Layers of one shape and no window form one group, with the config's KV heads and head size."""
-    geometry = describe(tiny_config(TinyFamily.LLAMA), DType.BFLOAT16, 16)
+    geometry = describe(tiny_config(TinyFamily.LLAMA), DType.BFLOAT16)
 
     assert geometry.groups == (GroupGeometry(0, (0, 1, 2, 3, 4), 3, 12, DType.BFLOAT16, None),)
-    assert (geometry.page_tokens, geometry.vocab_size) == (16, 259)
+    assert geometry.vocab_size == 259
 
 
 def test_windowed_layers_form_their_own_group() -> None:
     """A sliding layer carries its window, a full layer none."""
-    geometry = describe(tiny_gemma3_config(window=24), DType.FLOAT32, 16)
+    geometry = describe(tiny_gemma3_config(window=24), DType.FLOAT32)
 
     assert geometry.groups == (
         GroupGeometry(0, (0, 1, 2, 3, 4), 2, 16, DType.FLOAT32, 24),
@@ -83,7 +83,7 @@ def test_windowed_layers_form_their_own_group() -> None:
 
 def test_window_counts_without_layer_types() -> None:
     """A config that has a window and lists no layer types slides in every layer."""
-    geometry = describe(MistralConfig(num_hidden_layers=3, sliding_window=48), DType.FLOAT32, 16)
+    geometry = describe(MistralConfig(num_hidden_layers=3, sliding_window=48), DType.FLOAT32)
 
     assert [layer.window for layer in geometry.layers] == [48, 48, 48]
 
@@ -92,13 +92,13 @@ def test_head_size_is_derived_when_the_config_has_none() -> None:
     """Without head_dim the heads share the hidden size."""
     config = LlamaConfig(hidden_size=60, num_attention_heads=5, num_key_value_heads=5, num_hidden_layers=1)
 
-    assert describe(config, DType.FLOAT16, 8).layers == (LayerGeometry(0, 5, 12, DType.FLOAT16, None),)
+    assert describe(config, DType.FLOAT16).layers == (LayerGeometry(0, 5, 12, DType.FLOAT16, None),)
 
 
 def test_text_part_of_a_multimodal_config_counts() -> None:
     """Of a model that also sees images only the text decoder is described."""
     text = Gemma3TextConfig(**SIZES, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"])
-    geometry = describe(Gemma3Config(text_config=text.to_dict()), DType.FLOAT32, 16)
+    geometry = describe(Gemma3Config(text_config=text.to_dict()), DType.FLOAT32)
 
     assert [(layer.num_kv_heads, layer.head_dim) for layer in geometry.layers] == [(2, 16), (2, 16)]
 
@@ -107,14 +107,14 @@ def test_layers_of_different_head_sizes_form_groups() -> None:
     """Head sizes that differ from layer to layer are taken from each layer's own config."""
     config = Gemma4TextConfig(num_hidden_layers=6, global_head_dim=320, head_dim=192)
 
-    assert [group.head_dim for group in describe(config, DType.FLOAT32, 16).groups] == [192, 320]
+    assert [group.head_dim for group in describe(config, DType.FLOAT32).groups] == [192, 320]
 
 
 def test_layers_that_share_kv_own_none() -> None:
     """S16, H18: A sharing layer is not listed."""
     config = make_sharing_config()
 
-    assert [layer.layer_index for layer in describe(config, DType.FLOAT32, 16).layers] == [0, 1, 2, 3]
+    assert [layer.layer_index for layer in describe(config, DType.FLOAT32).layers] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_layers_that_share_kv_own_none() -> None:
 def test_layers_without_plain_kv_are_refused_by_name(config: PreTrainedConfig, layers: list[str]) -> None:
     """R1: State other than keys and values per token is refused from the config alone, naming each layer."""
     with pytest.raises(UnsupportedModel) as refusal:
-        describe(config, DType.FLOAT32, 16)
+        describe(config, DType.FLOAT32)
 
     assert list(refusal.value.layers) == layers
     assert layers[0] in str(refusal.value)
@@ -168,7 +168,7 @@ def test_layers_without_plain_kv_are_refused_by_name(config: PreTrainedConfig, l
 def test_foreign_attention_is_refused_with_its_reason(config: PreTrainedConfig, field: str) -> None:
     """N6, N10: Attention that needs more than keys, values and a window is refused, naming what it needs."""
     with pytest.raises(UnsupportedModel, match=field):
-        describe(config, DType.FLOAT32, 16)
+        describe(config, DType.FLOAT32)
 
 
 @pytest.mark.parametrize(
@@ -180,13 +180,13 @@ def test_loaded_model_holds_what_was_described(config: PreTrainedConfig) -> None
     """The cache a model really fills has the layers, shapes and dtype of its geometry."""
     model = make_tiny(config, 0, torch.bfloat16)
 
-    check_against(model, describe(config, DType.BFLOAT16, 16))
+    check_against(model, describe(config, DType.BFLOAT16))
 
 
 def test_model_that_holds_something_else_is_refused_by_layer() -> None:
     """A geometry that does not fit the model is found before any request."""
     model = make_tiny(tiny_config(TinyFamily.QWEN3), 0, torch.float32)
-    geometry = describe(tiny_config(TinyFamily.LLAMA), DType.FLOAT32, 16)
+    geometry = describe(tiny_config(TinyFamily.LLAMA), DType.FLOAT32)
 
     with pytest.raises(UnsupportedModel) as refusal:
         check_against(model, geometry)

@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_folder_is_loaded_with_all_that_is_known_about_it(folder: Path) -> None:
     """One call gives weights, tokenizer, geometry, fingerprint and limits of a checkpoint."""
-    loaded = load_model(str(folder), "bfloat16", page_tokens=16, progress=False)
+    loaded = load_model(str(folder), "bfloat16", progress=False)
 
     assert (loaded.name, loaded.dtype, loaded.max_context) == (folder.name, DType.BFLOAT16, 8192)
     assert loaded.eos_ids == (EOS_ID,)
@@ -40,12 +40,12 @@ def test_folder_is_loaded_with_all_that_is_known_about_it(folder: Path) -> None:
 
 def test_same_content_has_the_same_fingerprint_from_memory_and_folder(tmp_path: Path) -> None:
     """A tiny model and a checkpoint saved from it are one model."""
-    tiny = load_model("tiny:gemma3", "float32", page_tokens=16, progress=False)
+    tiny = load_model("tiny:gemma3", "float32", progress=False)
     with shown_progress(False):
         tiny.model.save_pretrained(tmp_path)
     make_byte_tokenizer().save_pretrained(tmp_path)
 
-    saved = load_model(str(tmp_path), "float32", page_tokens=16, progress=False)
+    saved = load_model(str(tmp_path), "float32", progress=False)
 
     assert saved.fingerprint == tiny.fingerprint
     assert saved.config_fields == tiny.config_fields
@@ -57,7 +57,7 @@ def test_heads_of_different_size_are_no_problem(tmp_path: Path) -> None:
     with shown_progress(False):
         save_model(uneven_config(), tmp_path)
 
-    loaded = load_model(str(tmp_path), "float32", page_tokens=16, progress=False)
+    loaded = load_model(str(tmp_path), "float32", progress=False)
 
     assert [group.head_dim for group in loaded.geometry.groups] == [16, 24]
 
@@ -66,7 +66,7 @@ def test_several_end_tokens_are_all_known(folder: Path) -> None:
     """The end tokens of the generation config and of the tokenizer both end a sequence."""
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 4]}))
 
-    loaded = load_model(str(folder), "float32", page_tokens=16, progress=False)
+    loaded = load_model(str(folder), "float32", progress=False)
 
     assert loaded.eos_ids == (4, 9, EOS_ID)
 
@@ -76,13 +76,13 @@ def test_what_is_not_obeyed_is_noted(folder: Path) -> None:
     declared = {"do_sample": True, "top_k": 20, "eos_token_id": [EOS_ID, 4000]}
     (folder / "generation_config.json").write_text(json.dumps(declared))
 
-    notes = load_model(str(folder), "float32", page_tokens=16, progress=False).notes
+    notes = load_model(str(folder), "float32", progress=False).notes
 
     assert [note.partition(": ")[2] for note in notes] == [
         "the model has 259 rows",
         "do_sample=True, top_k=20",
     ]
-    assert load_model("tiny:llama", "float32", page_tokens=16, progress=False).notes == ()
+    assert load_model("tiny:llama", "float32", progress=False).notes == ()
 
 
 def test_key_that_nobody_reads_is_named_once(folder: Path) -> None:
@@ -93,7 +93,7 @@ def test_key_that_nobody_reads_is_named_once(folder: Path) -> None:
     config["rope_parameters"]["faktor"] = 2.0
     (folder / "config.json").write_text(json.dumps(config))
 
-    loaded = load_model(str(folder), "float32", page_tokens=16, progress=False)
+    loaded = load_model(str(folder), "float32", progress=False)
 
     assert loaded.notes == ("config.json: nobody reads rope_scalling, temperature, rope_parameters.faktor",)
 
@@ -103,7 +103,7 @@ def test_recurrent_model_is_refused_before_its_weights_are_looked_for(tmp_path: 
     Qwen3NextConfig(num_hidden_layers=4).save_pretrained(tmp_path)
 
     with pytest.raises(UnsupportedModel, match=f"={tmp_path}: model type qwen3_next: .*0:linear_attention"):
-        load_model(str(tmp_path), "float32", page_tokens=16, progress=False)
+        load_model(str(tmp_path), "float32", progress=False)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_broken_file_is_a_config_error_whatever_a_library_raises(
     (folder / name).write_bytes(content)
 
     with pytest.raises(ConfigError) as caught:
-        load_model(str(folder), "float32", page_tokens=16, progress=False)
+        load_model(str(folder), "float32", progress=False)
 
     assert caught.value.field == "model"
     assert str(folder) in str(caught.value)
@@ -155,7 +155,7 @@ def test_what_is_no_fault_of_a_folder_is_not_blamed_on_it(
     monkeypatch.setattr(loader, "describe", fail)
 
     with pytest.raises(type(error)):
-        load_model(str(folder), "float32", page_tokens=16, progress=False)
+        load_model(str(folder), "float32", progress=False)
 
 
 def test_nothing_is_asked_from_the_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,14 +167,14 @@ def test_nothing_is_asked_from_the_network(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
-    assert load_model(str(folder), "float32", page_tokens=16, progress=False).name == folder.name
+    assert load_model(str(folder), "float32", progress=False).name == folder.name
 
 
 def test_progress_setting_of_the_library_is_put_back(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The bar is shown on stderr only when asked for."""
-    load_model(str(folder), "float32", page_tokens=16, progress=False)
+    load_model(str(folder), "float32", progress=False)
     quiet = capfd.readouterr().err
-    load_model(str(folder), "float32", page_tokens=16, progress=True)
+    load_model(str(folder), "float32", progress=True)
 
     assert "Loading weights" not in quiet
     assert "Loading weights" in capfd.readouterr().err

@@ -56,7 +56,7 @@ def test_prompt_in_chunks_is_the_whole_prompt(rope: dict[str, Any]) -> None:
     with torch.inference_mode():
         expected = model(input_ids=torch.tensor([prompt])).logits[0, -1].numpy()
 
-    geometry = describe(config, DType.FLOAT32, 8)
+    geometry = describe(config, DType.FLOAT32)
     prefill = ChunkedPrefill(model, geometry, 24, 64)
     logits = prefill.prefill(prompt, dense(geometry, 60), RecordingWriter(), never)
 

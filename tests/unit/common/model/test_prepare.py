@@ -27,7 +27,7 @@ def test_both_services_are_the_same_towards_each_other() -> None:
 
 def test_notes_about_the_model_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One line each, on both sides; a service that says nothing obeys everything."""
-    load_model("tiny:llama", "float32", 16, progress=False).model.save_pretrained(tmp_path)
+    load_model("tiny:llama", "float32", progress=False).model.save_pretrained(tmp_path)
     make_byte_tokenizer().save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"top_k": 20, "eos_token_id": 9}')
 

@@ -12,7 +12,7 @@ from common.model.reference import Reference
 @pytest.fixture(scope="module")
 def reference() -> Reference:
     """Return a tiny model with the number of threads that the process has already."""
-    return Reference(load_model("tiny:qwen3", "float32", 4, progress=False), torch.get_num_threads())
+    return Reference(load_model("tiny:qwen3", "float32", progress=False), torch.get_num_threads())
 
 
 def test_every_prompt_gets_the_tokens_asked_for(reference: Reference) -> None:
@@ -34,7 +34,7 @@ def test_listener_hears_of_every_step(reference: Reference) -> None:
 
 def test_row_goes_on_after_its_end_of_sequence() -> None:
     """Ends are ignored, so that every row has as many tokens as the others."""
-    loaded = load_model("tiny:qwen3", "float32", 4, progress=False)
+    loaded = load_model("tiny:qwen3", "float32", progress=False)
     threads = torch.get_num_threads()
     ((first,),) = Reference(loaded, threads).generate([(7, 11, 13)], 1)
     loaded.model.generation_config.eos_token_id = first
@@ -44,7 +44,7 @@ def test_row_goes_on_after_its_end_of_sequence() -> None:
 
 def test_defaults_of_the_folder_change_no_token(reference: Reference) -> None:
     """No request of ours gets them either; the penalty alone would make another answer."""
-    loaded = load_model("tiny:qwen3", "float32", 4, progress=False)
+    loaded = load_model("tiny:qwen3", "float32", progress=False)
     loaded.model.generation_config.update(repetition_penalty=5.0, suppress_tokens=list(range(200)))
 
     answer = Reference(loaded, torch.get_num_threads()).generate([(7, 11, 13)], 6)

@@ -28,15 +28,13 @@ def test_plain_decoder_of_an_older_release_is_served() -> None:
     """Row Y5: `is_decoder: false` stood in every config; it counts for the types that declare it."""
     config = LlamaConfig(**OLDER_KEYS, architectures=["LlamaForCausalLM"], num_hidden_layers=2)
 
-    assert describe(config, DType.FLOAT32, 16) == describe(
-        LlamaConfig(num_hidden_layers=2), DType.FLOAT32, 16
-    )
+    assert describe(config, DType.FLOAT32) == describe(LlamaConfig(num_hidden_layers=2), DType.FLOAT32)
 
 
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "LlamaModel", "OwnLlamaForCausalLM", "YiForCausalLM"])
 def test_class_that_generates_is_served(name: str) -> None:
     """A base class has a head when it is tied; a name of somebody's own code means transformers' class."""
-    describe(LlamaConfig(num_hidden_layers=1, architectures=[name]), DType.FLOAT32, 16)
+    describe(LlamaConfig(num_hidden_layers=1, architectures=[name]), DType.FLOAT32)
 
 
 @pytest.mark.parametrize(
@@ -67,4 +65,4 @@ def test_class_that_generates_is_served(name: str) -> None:
 def test_config_that_would_compute_something_else_is_refused(config: PreTrainedConfig, said: str) -> None:
     """Another head, no direction, and windows that the cache would obey and the attention would not."""
     with pytest.raises(UnsupportedModel, match=said):
-        describe(config, DType.FLOAT32, 16)
+        describe(config, DType.FLOAT32)

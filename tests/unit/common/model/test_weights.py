@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 def load(folder: Path, dtype: str = "float32") -> LoadedModel:
     """Load a folder."""
-    return load_model(str(folder), dtype, page_tokens=16, progress=False)
+    return load_model(str(folder), dtype, progress=False)
 
 
 def change_tensors(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:

@@ -67,7 +67,6 @@ IDENTITY_CHANGES: dict[str, tuple[Change, set[str], type[NegotiationError]]] = {
     "heads": (_with_geometry(num_kv_heads=6), _per_layer("num_kv_heads"), GeometryMismatch),
     "dim": (_with_geometry(head_dim=16), _per_layer("head_dim"), GeometryMismatch),
     "window": (_with_geometry(window=6), _per_layer("window"), GeometryMismatch),
-    "page size": (_with_geometry(page_tokens=8), {"geometry.page_tokens"}, GeometryMismatch),
     "vocabulary": (_with_geometry(vocab_size=12), {"geometry.vocab_size"}, GeometryMismatch),
     "config": (_with_fingerprint(config="c1"), {"fingerprint.config"}, ModelMismatch),
     "weights": (_with_fingerprint(weights="3f"), {"fingerprint.weights"}, ModelMismatch),
@@ -203,7 +202,7 @@ def test_another_number_of_layers_is_one_difference(num_layers: int) -> None:
 
 def test_a_layer_of_another_index_is_refused() -> None:
     """Layers that own KV are compared by their place in the model, not by their count."""
-    shifted = KVGeometry(tuple(LayerGeometry(index, 3, 8, DType.FLOAT32, None) for index in (0, 2)), 4, 11)
+    shifted = KVGeometry(tuple(LayerGeometry(index, 3, 8, DType.FLOAT32, None) for index in (0, 2)), 11)
 
     differences = {each.field: each for each in compare(make_identity(), make_identity(shifted))}
 
@@ -279,7 +278,7 @@ def test_no_common_mode_digest_or_layout_is_refused(offer: PrefillOffer, field: 
 
 def test_every_difference_is_named_when_several_fields_differ() -> None:
     """One attempt tells the operator everything; the gravest kind gives the class."""
-    theirs = make_identity(make_geometry(page_tokens=8))
+    theirs = make_identity(make_geometry(vocab_size=12))
     theirs = _with_fingerprint(weights="3f")(_with_rope("1.0")(_with_numerics(engine="npu")(theirs)))
     offer = replace(make_offer(theirs), versions=VersionRange(7, 8), modes=(), digests=(), layouts=())
 
@@ -290,7 +289,7 @@ def test_every_difference_is_named_when_several_fields_differ() -> None:
         "protocol",
         "fingerprint.weights",
         "config.rope_theta",
-        "geometry.page_tokens",
+        "geometry.vocab_size",
         "numerics.engine",
         "modes",
         "layout",
@@ -302,9 +301,9 @@ def test_every_difference_is_named_when_several_fields_differ() -> None:
 @pytest.mark.parametrize(
     ("fields", "kind"),
     [
-        (["digests", "numerics.engine", "geometry.page_tokens", "slab.nonce", "protocol"], VersionMismatch),
-        (["digests", "numerics.engine", "geometry.page_tokens", "slab.nonce"], SlabNotShared),
-        (["digests", "numerics.engine", "geometry.page_tokens"], GeometryMismatch),
+        (["digests", "numerics.engine", "geometry.vocab_size", "slab.nonce", "protocol"], VersionMismatch),
+        (["digests", "numerics.engine", "geometry.vocab_size", "slab.nonce"], SlabNotShared),
+        (["digests", "numerics.engine", "geometry.vocab_size"], GeometryMismatch),
         (["digests", "numerics.engine"], ModelMismatch),
         (["digests"], LayoutMismatch),
     ],

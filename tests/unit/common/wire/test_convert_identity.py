@@ -56,11 +56,6 @@ def break_layers(proto: geometry_pb2.KVGeometry) -> None:
     del proto.layers[:]
 
 
-def break_page(proto: geometry_pb2.KVGeometry) -> None:
-    """Make pages of no token."""
-    proto.page_tokens = 0
-
-
 def break_heads(proto: geometry_pb2.KVGeometry) -> None:
     """Make a layer without heads."""
     proto.layers[0].num_kv_heads = 0
@@ -96,7 +91,6 @@ def break_vocabulary(proto: geometry_pb2.KVGeometry) -> None:
         break_layers,
         break_number_of_layers,
         break_many_indices,
-        break_page,
         break_heads,
         break_dtype,
         break_vocabulary,

@@ -7,9 +7,9 @@ import pytest
 from common.errors import InvariantViolation, PagesExhausted, PromptTooLong
 from decode_service.cache.cache import CacheStatistics, KVCache
 from decode_service.cache.pool import PoolStatistics
-from tests.support.factories import make_hybrid_geometry
+from tests.support.factories import make_hybrid_geometry, paged
 
-GEOMETRY = make_hybrid_geometry(windows=(6, None), page_tokens=4)
+GEOMETRY = paged(make_hybrid_geometry(windows=(6, None)))
 NUM_PAGES = (5, 9)
 EMPTY = CacheStatistics((PoolStatistics(5, 5), PoolStatistics(9, 9)), 0)
 

@@ -7,7 +7,7 @@ import pytest
 from common.errors import InvariantViolation
 from decode_service.cache.cache import KVCache
 from decode_service.cache.reservation import Holder, Reservation, ReservationState
-from tests.support.factories import make_geometry
+from tests.support.factories import make_geometry, paged
 
 
 class FreeCount:
@@ -15,7 +15,7 @@ class FreeCount:
 
     def __init__(self) -> None:
         self.freed: list[Reservation] = []
-        pages = KVCache(make_geometry(), (5,)).reserve(3, 2)
+        pages = KVCache(paged(make_geometry()), (5,)).reserve(3, 2)
         self.reservation = Reservation(pages, self.freed.append)
 
 
@@ -103,7 +103,7 @@ def test_publication_happens_once(count: FreeCount) -> None:
 def test_the_state_is_free_before_the_owner_hears_of_it() -> None:
     """Who is told sees a reservation that cannot be held any more."""
     seen: list[ReservationState] = []
-    pages = KVCache(make_geometry(), (5,)).reserve(3, 2)
+    pages = KVCache(paged(make_geometry()), (5,)).reserve(3, 2)
     reservation = Reservation(pages, lambda freed: seen.append(freed.state))
 
     reservation.drop(Holder.CLIENT)

@@ -5,7 +5,7 @@ import pytest
 from common.errors import InvariantViolation
 from common.kv.ranges import Range
 from decode_service.cache.sequence_pages import SequencePages
-from tests.support.factories import make_geometry, make_hybrid_geometry
+from tests.support.factories import make_geometry, make_hybrid_geometry, paged
 
 FULL = (11, 12, 13, 14, 15)
 WINDOWED = (7, 2, 8)
@@ -13,7 +13,7 @@ WINDOWED = (7, 2, 8)
 
 def make_pages() -> SequencePages:
     """A prompt of 14 tokens: a window of 6 in pages 7, 2, 8 from page 2 on, and five full pages."""
-    geometry = make_hybrid_geometry(windows=(6, None), page_tokens=4)
+    geometry = paged(make_hybrid_geometry(windows=(6, None)))
     return SequencePages(geometry, 14, (WINDOWED, FULL))
 
 
@@ -46,7 +46,7 @@ def test_no_group_moves_when_one_is_too_small() -> None:
 
 def test_pages_out_of_sight_go_to_the_end_when_a_position_has_no_row() -> None:
     """Position 20 sees from 15 on: page 2 becomes page 5, and what is still seen keeps its row."""
-    pages = SequencePages(make_geometry(window=6, page_tokens=4), 14, (WINDOWED,))
+    pages = SequencePages(paged(make_geometry(window=6)), 14, (WINDOWED,))
     before = {position: pages.tables[0].row(position) for position in range(15, 20)}
 
     (table,) = pages.advance(20)
@@ -58,7 +58,7 @@ def test_pages_out_of_sight_go_to_the_end_when_a_position_has_no_row() -> None:
 
 def test_a_position_beyond_a_full_reservation_is_our_bug() -> None:
     """A request never asks for more pages than it reserved, and never writes into another's."""
-    pages = SequencePages(make_geometry(page_tokens=4), 5, ((3, 9),))
+    pages = SequencePages(paged(make_geometry()), 5, ((3, 9),))
 
     with pytest.raises(InvariantViolation, match="position 8"):
         pages.advance(8)
@@ -68,7 +68,7 @@ def test_a_position_beyond_a_full_reservation_is_our_bug() -> None:
 
 def test_a_jump_over_the_window_is_our_bug() -> None:
     """Positions come one after another; a table is never moved to pages it does not have."""
-    pages = SequencePages(make_geometry(window=6, page_tokens=4), 3, ((3,),))
+    pages = SequencePages(paged(make_geometry(window=6)), 3, ((3,),))
 
     with pytest.raises(InvariantViolation, match="position 9"):
         pages.advance(9)
@@ -76,7 +76,7 @@ def test_a_jump_over_the_window_is_our_bug() -> None:
 
 def test_pages_never_change_while_tables_slide() -> None:
     """What is given back in the end is what was taken."""
-    pages = SequencePages(make_geometry(window=6, page_tokens=4), 14, (WINDOWED,))
+    pages = SequencePages(paged(make_geometry(window=6)), 14, (WINDOWED,))
     for position in range(14, 60):
         pages.advance(position)
         pages.check_integrity()

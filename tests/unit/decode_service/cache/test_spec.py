@@ -4,12 +4,12 @@ import pytest
 
 from common.kv.geometry import GroupGeometry
 from decode_service.cache.spec import first_page, page_bytes, page_need, pool_pages, window_pages
-from tests.support.factories import make_geometry, make_hybrid_geometry
+from tests.support.factories import make_geometry, make_hybrid_geometry, paged
 
 
 def make_windowed(window: int, page_tokens: int = 4) -> tuple[GroupGeometry, int]:
     """Return the only group of a windowed model, and its page size."""
-    return make_geometry(window=window, page_tokens=page_tokens).groups[0], page_tokens
+    return paged(make_geometry(window=window), page_tokens).groups[0], page_tokens
 
 
 def test_a_page_has_the_rows_of_every_layer_of_its_group() -> None:
@@ -25,7 +25,7 @@ def test_full_attention_needs_prompt_and_growth_without_the_last_token(
     prompt_len: int, max_new_tokens: int, pages: int
 ) -> None:
     """The last new token is returned and never read, so it has no KV."""
-    assert page_need(make_geometry(page_tokens=4), prompt_len, max_new_tokens) == (pages,)
+    assert page_need(paged(make_geometry()), prompt_len, max_new_tokens) == (pages,)
 
 
 @pytest.mark.parametrize(
@@ -39,14 +39,14 @@ def test_a_window_touches_one_page_more_than_it_fills(window: int, page_tokens: 
 
 def test_a_long_request_holds_no_more_pages_of_a_window_than_the_window_touches() -> None:
     """Growth of a windowed group is paid by the pages that fall out of sight."""
-    geometry = make_hybrid_geometry(windows=(6, None), page_tokens=4)
+    geometry = paged(make_hybrid_geometry(windows=(6, None)))
 
     assert page_need(geometry, 50, 31) == (3, 20)
 
 
 def test_a_short_request_holds_fewer_pages_of_a_window_than_the_window_touches() -> None:
     """What is never reached is not reserved."""
-    assert page_need(make_geometry(window=30, page_tokens=4), 3, 2) == (1,)
+    assert page_need(paged(make_geometry(window=30)), 3, 2) == (1,)
 
 
 def test_the_first_page_is_that_of_the_first_position_the_next_token_sees() -> None:
@@ -58,7 +58,7 @@ def test_the_first_page_is_that_of_the_first_position_the_next_token_sees() -> N
 
 def test_a_pool_of_a_windowed_group_holds_every_lane_and_no_more_than_the_cache() -> None:
     """Full groups are sized by tokens, rounded up; windowed ones by lanes."""
-    geometry = make_hybrid_geometry(windows=(6, None), page_tokens=4)
+    geometry = paged(make_hybrid_geometry(windows=(6, None)))
 
     assert pool_pages(geometry, 101, 5) == (15, 26)
     assert pool_pages(geometry, 101, 11) == (26, 26)

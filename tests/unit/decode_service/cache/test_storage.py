@@ -8,12 +8,12 @@ import torch
 
 from common.kv.geometry import DType
 from decode_service.cache.storage import Kind, PagedStorage
-from tests.support.factories import make_geometry, make_hybrid_geometry
+from tests.support.factories import make_geometry, make_hybrid_geometry, paged
 
 
 def test_rows_and_tensors_are_the_same_memory() -> None:
     """What an importer writes as bytes, attention reads as numbers."""
-    storage = PagedStorage(make_geometry(dtype=DType.FLOAT32), [5])
+    storage = PagedStorage(paged(make_geometry(dtype=DType.FLOAT32)), [5])
     row = np.arange(3 * 8, dtype=np.float32)
 
     storage.rows(0, 1, Kind.VALUES)[7] = row.view(np.uint8)
@@ -30,7 +30,7 @@ def test_rows_have_the_bytes_of_the_group(dtype: DType) -> None:
     """One row holds the keys, or the values, of one token in one layer."""
     geometry = make_geometry(dtype=dtype)
 
-    rows = PagedStorage(geometry, [5]).rows(0, 0, Kind.KEYS)
+    rows = PagedStorage(paged(geometry), [5]).rows(0, 0, Kind.KEYS)
 
     assert rows.shape == (5 * 4, geometry.groups[0].row_bytes)
     assert rows.flags.writeable
@@ -38,7 +38,7 @@ def test_rows_have_the_bytes_of_the_group(dtype: DType) -> None:
 
 def test_groups_have_pages_of_their_own() -> None:
     """Each group has its own number of pages and its own row size."""
-    storage = PagedStorage(make_hybrid_geometry(), [3, 7])
+    storage = PagedStorage(paged(make_hybrid_geometry()), [3, 7])
 
     assert storage.rows(0, 4, Kind.VALUES).shape == (3 * 4, 96)
     assert storage.rows(1, 1, Kind.VALUES).shape == (7 * 4, 192)
@@ -48,4 +48,4 @@ def test_groups_have_pages_of_their_own() -> None:
 def test_construction_refuses_a_group_without_pages(num_pages: list[int]) -> None:
     """Every group needs a page, and there are as many numbers as groups."""
     with pytest.raises(ValueError, match="2 groups"):
-        PagedStorage(make_hybrid_geometry(), num_pages)
+        PagedStorage(paged(make_hybrid_geometry()), num_pages)

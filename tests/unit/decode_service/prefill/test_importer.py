@@ -24,13 +24,13 @@ from common.telemetry.timeline import SpanRecord
 from decode_service.cache.storage import Kind, PagedStorage
 from decode_service.prefill.importer import Importer, ImportJob
 from tests.support.clock import ManualClock
-from tests.support.factories import make_hybrid_geometry, make_span
+from tests.support.factories import make_hybrid_geometry, make_span, paged
 from tests.support.fakes import pattern
 from tests.support.memories import memfd, punch
 
 pytestmark = pytest.mark.usefixtures("leak_check")
 
-GEOMETRY = make_hybrid_geometry(windows=(6, None, 6, None, 6), head_dim=5, page_tokens=4)
+GEOMETRY = paged(make_hybrid_geometry(windows=(6, None, 6, None, 6), head_dim=5))
 NUM_PAGES = (5, 7)
 TABLES = (PageTable(4, 1, (3, 0, 2)), PageTable(4, 0, (6, 5, 1, 2)))
 """Windowed: positions 4 to 15 in scattered pages; full: 0 to 15 in reversed and adjacent pages."""

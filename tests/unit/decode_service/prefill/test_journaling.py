@@ -20,11 +20,11 @@ from common.telemetry.journal import Event
 from decode_service.cache.cache import KVCache
 from decode_service.cache.reservation import Reservation
 from decode_service.prefill.journaling import DecodeJournal, SessionJournal
-from tests.support.factories import make_hybrid_geometry
+from tests.support.factories import make_hybrid_geometry, paged
 from tests.support.fakes import Lines
 from tests.support.sessions import make_done, make_spans, make_start, make_welcome
 
-GEOMETRY = make_hybrid_geometry(windows=(6, None), page_tokens=4)
+GEOMETRY = paged(make_hybrid_geometry(windows=(6, None)))
 START = make_start(21, slot_bytes=Range(4096, 8192))
 SLAB = "kvspan-7.slab"
 NAME = {"peer": make_welcome().boot_id, "session": SLAB, "transfer": 21, "attempt": START.attempt}

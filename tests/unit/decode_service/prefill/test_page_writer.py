@@ -11,7 +11,7 @@ from common.kv.tables import PageTable
 from common.kv.writer import Rows
 from decode_service.cache.storage import Kind, PagedStorage
 from decode_service.prefill.page_writer import PageWriter
-from tests.support.factories import make_hybrid_geometry
+from tests.support.factories import make_hybrid_geometry, paged
 
 GEOMETRY = make_hybrid_geometry()
 """Group 0: layers 0, 1, 3, 4, 6, window 6, 96 bytes a row; group 1: layers 2 and 5, 192 bytes. Pages of 4."""
@@ -28,7 +28,7 @@ def make_rows(tokens: Range, words: int, salt: int) -> Rows:
 
 def make_writer(required: tuple[Range, ...] = REQUIRED) -> tuple[PagedStorage, PageWriter]:
     """Return a storage of 3 and 7 pages and a writer for the tables above."""
-    storage = PagedStorage(GEOMETRY, [3, 7])
+    storage = PagedStorage(paged(GEOMETRY), [3, 7])
     return storage, PageWriter(storage, GEOMETRY, TABLES, required)
 
 

@@ -18,7 +18,7 @@ from decode_service.prefill.peer_problem import (
     unavailable,
 )
 
-PAGES = Difference("geometry.page_tokens", "64", "32")
+PAGES = Difference("geometry.vocab_size", "64", "32")
 NO_FILE = Difference("slab.socket", "made one", "cannot open it in --slab-dir: No such file or directory")
 
 
@@ -39,7 +39,7 @@ def test_a_refusal_keeps_its_reason_and_its_differences() -> None:
     problem = problem_of(GeometryMismatch([PAGES]))
 
     assert problem == PeerProblem("KV_GEOMETRY_MISMATCH", "", (PAGES,))
-    assert problem.text == "peers do not fit: geometry.page_tokens: decode 64, prefill 32"
+    assert problem.text == "peers do not fit: geometry.vocab_size: decode 64, prefill 32"
 
 
 def test_a_peer_cannot_make_a_problem_long() -> None:
@@ -75,7 +75,7 @@ def test_a_client_is_told_the_reason_of_every_peer_and_all_differences() -> None
     assert error.cause == "SLAB_NOT_SHARED, KV_GEOMETRY_MISMATCH"
     assert error.differences == (NO_FILE, PAGES)
     assert str(error).count("slab.socket: decode made one, prefill cannot open it") == 1
-    assert "geometry.page_tokens: decode 64, prefill 32" in str(error)
+    assert "geometry.vocab_size: decode 64, prefill 32" in str(error)
 
 
 def test_a_client_is_told_no_address() -> None:

@@ -111,7 +111,7 @@ async def connecting(
         (replace(make_offer(), digests=(DigestKind.XXH3_128,)), "SPAN_LAYOUT_MISMATCH"),
         (replace(make_offer(), modes=()), "SPAN_LAYOUT_MISMATCH"),
         (replace(make_offer(), granularity=SpanGranularity(7, 0, 4096)), "MODEL_MISMATCH"),
-        (make_offer(make_identity(make_geometry(page_tokens=8))), "KV_GEOMETRY_MISMATCH"),
+        (make_offer(make_identity(make_geometry(vocab_size=12))), "KV_GEOMETRY_MISMATCH"),
     ],
 )
 async def test_a_peer_whose_capabilities_do_not_fit_costs_no_slab(
