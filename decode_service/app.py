@@ -104,8 +104,7 @@ class DecodeService(Service):
         self._config = config
         self._loaded = loaded
         engine, geometry = loaded.ready.engine, loaded.backend.identity().geometry
-        description = engine.describe()
-        self._identity = peer_identity(engine.identity(), description.numerics, config.chunk_tokens)
+        self._identity = peer_identity(engine.identity(), engine.describe())
         self._clock = SystemClock()
         self._boot_id = new_boot_id()
         self._record = open_journal(config.journal, self._boot_id, self._clock.now_ns)
@@ -262,6 +261,7 @@ class DecodeService(Service):
             modes=tuple(TransferMode),
             digests=(self._config.digest,),
             slab=slab,
+            numerics_policy=self._config.numerics,
         )
 
     def _make_core(self) -> DecodeCore:
@@ -303,6 +303,7 @@ class DecodeService(Service):
             linears=self._loaded.ready.linears,
             num_threads=self._loaded.ready.threads,
             page_tokens=self._config.page_tokens,
+            numerics_policy=self._config.numerics,
         )
         sources = Sources(
             self._core,

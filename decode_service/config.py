@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import click
 
 from common.kv.digest import DigestKind
+from common.session.identity import NumericsPolicy
 from common.session.messages import TransferMode
 from common.settings import MIN_SLAB_BYTES, SECONDS, TARGET, TOKENS, ByValue, ServiceConfig, Size, setting
 
@@ -40,6 +41,10 @@ class DecodeConfig(ServiceConfig):
     route: str = setting(
         click.Choice(["auto", "remote", "local"]), "ROUTE",
         "auto, remote or local, for requests that name none", "auto")
+    numerics: NumericsPolicy = setting(
+        ByValue(NumericsPolicy), "POLICY",
+        "exact or declared: whether prefill services have to compute as this one would, or only say how they "
+        "do", NumericsPolicy.EXACT)
     on_prefill_loss: str = setting(
         click.Choice(["fail", "retry", "local"]), "POLICY",
         "fail, retry or local: what becomes of a request whose prefill service is lost too early", "fail")

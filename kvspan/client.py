@@ -95,6 +95,9 @@ class Completion:
     request_id: str
     """Name of the request in the logs of both services."""
 
+    prefill_engine: pb.PrefillEngine
+    """What computed the prompt."""
+
 
 class Client:
     """A decode service, called from ordinary code. Closed by `close` or as a context manager."""
@@ -260,6 +263,7 @@ def make_completion(responses: Sequence[pb.GenerateResponse]) -> Completion:
         timings=last.timings,
         logprobs=tuple(entry for response in responses for entry in response.logprobs),
         request_id=first.request_id,
+        prefill_engine=last.prefill_engine,
     )
 
 

@@ -20,6 +20,7 @@ from common.model.prepare import prepare
 from common.runtime.boot import new_boot_id
 from common.runtime.clock import SystemClock
 from common.runtime.service import Service
+from common.session.identity import EngineFacts
 from common.session.messages import TransferMode
 from common.session.negotiation import PROTOCOL_VERSIONS, PrefillOffer
 from common.slab.mapped import MappedSlabs
@@ -161,13 +162,18 @@ def make_offer(config: PrefillConfig, loaded: Loaded) -> PrefillOffer:
     return PrefillOffer(
         versions=PROTOCOL_VERSIONS,
         boot_id=new_boot_id(),
-        identity=peer_identity(identity, description.numerics, config.chunk_tokens),
+        identity=peer_identity(identity, description),
         modes=tuple(TransferMode),
         digests=tuple(DigestKind),
         layouts=(SPAN_LAYOUT,),
-        granularity=SpanGranularity(config.chunk_tokens, config.min_span_bytes, config.max_span_bytes),
+        granularity=SpanGranularity(
+            description.chunk_tokens or 0,
+            config.min_span_bytes,
+            config.max_span_bytes,
+            description.layer_stops,
+        ),
         max_prompt_tokens=description.max_prompt_tokens,
         max_concurrency=config.max_concurrency,
-        can_skip_prefix=True,
+        engine=EngineFacts(description.name, identity.origin, description.widths, description.can_resume),
         longest_step_ms=description.longest_step_ms,
     )

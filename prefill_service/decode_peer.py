@@ -236,7 +236,8 @@ class DecodePeer:
     def _enqueue(self, start: StartPrefill) -> None:
         assert self._slab is not None
         memory = self._slab.view(start.slot_offset, start.slot_size)
-        target = SlotTarget(start, memory, self._session.agreement.digest, self._seal_from_engine)
+        geometry, digest = self._session.geometry, self._session.agreement.digest
+        target = SlotTarget(start, geometry, memory, digest, self._seal_from_engine)
         self._jobs.add(Job(self, target, self._context.clock.now_ns(), self._context.credit_wait_s))
 
     def _expire(self, transfer_id: int, error: LeaseExpired) -> None:

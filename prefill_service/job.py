@@ -114,11 +114,11 @@ def run_job(job: Job, engine: PrefillEngine, granularity: SpanGranularity, clock
     start = job.target.start
     job.started_ns = clock.now_ns()
     with job.target.memory:
-        geometry = engine.identity().geometry
-        plan = plan_spans(geometry, start.first_token, len(start.token_ids), granularity)
+        geometry = job.target.geometry
+        plan = plan_spans(geometry, start.required, granularity)
         job.ring = _make_ring(job, plan, clock)
-        writer = SpanWriter(geometry, plan, job.target, clock, job.ring)
-        wanted = wanted_of(geometry, geometry.required(start.first_token, len(start.token_ids)))
+        writer = SpanWriter(plan, job.target, clock, job.ring)
+        wanted = wanted_of(geometry, start.required)
         logits = engine.prefill(list(start.token_ids), wanted, writer, job.stop.is_set)
         ended_ns = clock.now_ns()
         totals = writer.finish()

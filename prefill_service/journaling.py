@@ -127,7 +127,7 @@ class PeerJournal:
             "slot": start.slot_id,
             "generation": start.generation,
             "extent": [start.slot_offset, start.slot_offset + start.slot_size],
-            "exported": [start.first_token, len(start.token_ids)],
+            "exported": [[tokens.start, tokens.stop] for tokens in start.required],
             "mode": start.mode.value,
         }
         self._on_transfer(Event.TRANSFER_ACCEPTED, start.transfer_id, **fields)

@@ -44,6 +44,9 @@ class SlotTarget:
     """Where a job's KV goes and how it is sealed."""
 
     start: StartPrefill
+    geometry: KVGeometry
+    """Of the session: decode's groups, windows and element type."""
+
     memory: memoryview
     """The bytes of the slot, writable."""
 
@@ -69,19 +72,13 @@ class SpanWriter:
     """The `KVWriter` of one transfer."""
 
     def __init__(
-        self,
-        geometry: KVGeometry,
-        plan: SpanPlan,
-        target: SlotTarget,
-        clock: Clock,
-        ring: CreditRing | None = None,
+        self, plan: SpanPlan, target: SlotTarget, clock: Clock, ring: CreditRing | None = None
     ) -> None:
         """Raises `SpanOutOfRange` when the slot is too small for the plan and there is no ring."""
         if ring is None and plan.total_bytes > len(target.memory):
             raise SpanOutOfRange("slot_size", len(target.memory), f"at least {plan.total_bytes}")
-        self._places = geometry.by_layer
-        start = target.start
-        self._wanted = wanted_of(geometry, geometry.required(start.first_token, len(start.token_ids)))
+        self._places = target.geometry.by_layer
+        self._wanted = wanted_of(target.geometry, target.start.required)
         self._turns = self._in_order(plan.chunks)
         self._expected = next(self._turns, None)
         # Invariant: the write that has to come next; None when all were taken.
@@ -94,7 +91,7 @@ class SpanWriter:
         # Invariant: start of a chunk, and the planned spans of it.
         self._kept: list[tuple[_Turn, Rows, Rows]] = []
         self._unsealed: list[Span] = []
-        self._totals = [[0, 0, 0] for _ in geometry.groups]
+        self._totals = [[0, 0, 0] for _ in target.geometry.groups]
         self._sequence = 0
 
     def write(self, layer_index: int, tokens: Range, keys: Rows, values: Rows) -> None:

@@ -5,21 +5,10 @@ Not here: who a service is towards a peer, which adds its numerics (`common/sess
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
 from common.kv.geometry import KVGeometry
-from common.session.identity import ModelFingerprint
-
-
-class Origin(enum.Enum):
-    """How an engine knows its checkpoint."""
-
-    LOADED = "loaded"
-    """It read the weights in this process, and the digests were taken of what it read."""
-
-    DECLARED = "declared"
-    """It computes with an artefact that was built before; the digests stand in a manifest beside it."""
+from common.session.identity import ModelFingerprint, Origin
 
 
 @dataclass(frozen=True, slots=True)

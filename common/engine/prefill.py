@@ -62,6 +62,11 @@ class EngineDescription:
     grid_tokens: int = 1
     """Positions at which what it is given may end; bits do not depend on where. 1 when any will do."""
 
+    @property
+    def numerics_text(self) -> str:
+        """Return what decides the bits as one text."""
+        return ", ".join(self.numerics)
+
 
 class PrefillEngine(Protocol):
     """Computes prompts."""
@@ -96,13 +101,13 @@ def wanted_of(geometry: KVGeometry, required: tuple[Range, ...]) -> dict[int, Ra
     return {layer: required[group.group_index] for layer, (group, _) in geometry.by_layer.items()}
 
 
-def peer_identity(identity: EngineIdentity, numerics: tuple[str, ...], chunk_tokens: int) -> PeerIdentity:
+def peer_identity(identity: EngineIdentity, description: EngineDescription) -> PeerIdentity:
     """Return who a service is that computes prompts of this checkpoint so."""
     return PeerIdentity(
         model_name=identity.model_name,
         fingerprint=identity.fingerprint,
         config_fields=identity.config_fields,
         geometry=identity.geometry,
-        numerics=Numerics(", ".join(numerics), chunk_tokens),
+        numerics=Numerics(description.numerics_text, description.chunk_tokens or 0),
         tokenizer_fields=identity.tokenizer_fields,
     )

@@ -1,10 +1,11 @@
 """Which spans a prefill makes, where each lies in the slot and after which layer it is complete.
 
-Theory of operation: prefill runs chunk by chunk on the absolute grid of `chunk_tokens`; inside a chunk
-layers finish in model order. Per group, consecutive layers of one chunk are merged into one span until it
-has `min_span_bytes`, and never above `max_span_bytes`; one layer whose part is larger is split by tokens;
-the last layer of a group flushes what is pending. A span never crosses a chunk. Only required positions
-are carried, so a windowed group gives nothing in chunks before its window:
+Theory of operation: prefill runs chunk by chunk on the absolute grid of `chunk_tokens`, or over the whole
+prompt as one chunk; inside a chunk layers finish in model order. Per group, consecutive layers of one chunk
+are merged into one span until it has `min_span_bytes`, and never above `max_span_bytes`; one layer whose part
+is larger is split by tokens; the last layer of a group flushes what is pending, and so does each of
+`layer_stops`, where layers end that leave the engine together. A span never crosses a chunk. Only required
+positions are carried, so a windowed group gives nothing in chunks before its window:
 
     chunk        |0        |C        |2C       |3C    prompt_len
     full group   |xxxxxxxxx|xxxxxxxxx|xxxxxxxxx|xxxx|
@@ -20,8 +21,10 @@ Not here: when spans are written and sealed (`prefill_service/span_writer.py`), 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from common.kv.geometry import GroupGeometry, KVGeometry
 from common.kv.ranges import Range
@@ -33,7 +36,7 @@ class SpanGranularity:
     """How finely a prefill cuts its KV; chosen by the prefill service, told in Welcome."""
 
     chunk_tokens: int
-    """Grid of absolute positions on which prefill runs and which no span crosses."""
+    """Grid of absolute positions on which prefill runs and which no span crosses; 0 when there is none."""
 
     min_span_bytes: int
     """Layers merge until a span has this many bytes; 0 gives one span per layer."""
@@ -41,9 +44,14 @@ class SpanGranularity:
     max_span_bytes: int
     """No span is larger, unless one token of one layer alone is."""
 
+    layer_stops: tuple[int, ...] = ()
+    """Layers of the model at which a span begins anew, ascending."""
+
     def __post_init__(self) -> None:
-        if self.chunk_tokens < 1:
-            raise ValueError(f"chunk_tokens must be at least 1, got {self.chunk_tokens}")
+        if self.chunk_tokens < 0:
+            raise ValueError(f"chunk_tokens must be at least 0, got {self.chunk_tokens}")
+        if list(self.layer_stops) != sorted(set(self.layer_stops)):
+            raise ValueError(f"layer_stops must ascend without repeats, got {self.layer_stops}")
         if self.max_span_bytes < PART_ALIGNMENT:
             raise ValueError(f"max_span_bytes must be at least {PART_ALIGNMENT}, got {self.max_span_bytes}")
         if not 0 <= self.min_span_bytes <= self.max_span_bytes:
@@ -127,20 +135,20 @@ class SpanPlan:
             yield from chunk.spans
 
 
-def plan_spans(
-    geometry: KVGeometry, first_token: int, prompt_len: int, granularity: SpanGranularity
-) -> SpanPlan:
-    """Plan the export of positions [first_token, prompt_len).
+def plan_spans(geometry: KVGeometry, required: tuple[Range, ...], granularity: SpanGranularity) -> SpanPlan:
+    """Plan the export of what is required of each group.
 
-    `first_token` need not lie on the grid; the chunk it lies in is then carried in part.
+    A range need not begin on the grid; the chunk it begins in is then carried in part.
 
-    Raises: `ValueError` when first_token > prompt_len.
+    Raises: `ValueError` when there is not one range for each group.
     """
-    groups, required = geometry.groups, geometry.required(first_token, prompt_len)
+    groups = geometry.groups
+    if len(required) != len(groups):
+        raise ValueError(f"{len(groups)} groups, {len(required)} ranges")
     templates: dict[tuple[Range, ...], tuple[PlannedSpan, ...]] = {}
     chunks: list[ChunkPlan] = []
     offset = 0
-    for chunk in _chunks(first_token, prompt_len, granularity.chunk_tokens):
+    for chunk in _chunks(required, granularity.chunk_tokens):
         # The key of a template: all chunks between the first and the last carry the same positions, but
         # for the few in which a window begins. So a prompt of any length has a handful of templates.
         carried = tuple(_relative(tokens, chunk) for tokens in required)
@@ -152,14 +160,31 @@ def plan_spans(
     return SpanPlan(tuple(chunks), offset)
 
 
-def _chunks(first_token: int, prompt_len: int, chunk_tokens: int) -> Iterator[Range]:
-    """Yield the chunks of the grid that [first_token, prompt_len) touches; the last ends at the prompt."""
-    # Nothing to carry: without this the chunk in which both lie would be run for nothing.
-    if first_token == prompt_len:
+def most_steps(geometry: KVGeometry, prompt_len: int, granularity: SpanGranularity) -> int:
+    """Return a bound of what a plan for a prompt costs: its chunks, and the spans of one chunk.
+
+    Asked before a plan is made of sizes that a peer told: with spans of one token a chunk may have as many as
+    layers times tokens.
+    """
+    chunk_tokens = min(granularity.chunk_tokens or prompt_len, prompt_len)
+    spans = sum(
+        group.num_layers * -(-chunk_tokens // _tokens_per_span(group, chunk_tokens, granularity))
+        for group in geometry.groups
+    )
+    return -(-prompt_len // chunk_tokens) + spans
+
+
+def _chunks(required: tuple[Range, ...], chunk_tokens: int) -> Iterator[Range]:
+    """Yield the chunks of the grid that anything required touches; the last ends where that does."""
+    carried = [tokens for tokens in required if tokens]
+    # Nothing to carry: without this the chunk in which it would begin were run for nothing.
+    if not carried:
         return
-    # From the grid and not from first_token: what a position's KV is depends on the chunk it is computed in.
-    for start in range(first_token // chunk_tokens * chunk_tokens, prompt_len, chunk_tokens):
-        yield Range(start, min(start + chunk_tokens, prompt_len))
+    first, stop = min(tokens.start for tokens in carried), max(tokens.stop for tokens in carried)
+    step = chunk_tokens or stop
+    # From the grid and not from the first: what a position's KV is depends on the chunk it is computed in.
+    for start in range(first // step * step, stop, step):
+        yield Range(start, min(start + step, stop))
 
 
 def _relative(tokens: Range, chunk: Range) -> Range:
@@ -201,14 +226,26 @@ def _cut(group: GroupGeometry, tokens: Range, granularity: SpanGranularity) -> l
     #     part >  max:   | layer 0: some | layer 0: others | …           one span each
     part = part_stride(group, len(tokens))
     layers_per_span = max(1, min(-(-granularity.min_span_bytes // part), granularity.max_span_bytes // part))
-    # The pad of a piece must fit as well, so the maximum counts in whole units of the alignment.
-    fitting_bytes = granularity.max_span_bytes // PART_ALIGNMENT * PART_ALIGNMENT
-    tokens_per_span = max(1, min(len(tokens), fitting_bytes // (2 * group.row_bytes)))
+    tokens_per_span = _tokens_per_span(group, len(tokens), granularity)
     return [
-        (Range(first, min(first + layers_per_span, group.num_layers)), piece)
-        for first in range(0, group.num_layers, layers_per_span)
+        (Range(first, min(first + layers_per_span, together.stop)), piece)
+        for together in _together(group, granularity.layer_stops)
+        for first in range(together.start, together.stop, layers_per_span)
         for piece in _pieces(tokens, tokens_per_span)
     ]
+
+
+def _tokens_per_span(group: GroupGeometry, num_tokens: int, granularity: SpanGranularity) -> int:
+    # The pad of a piece must fit as well, so the maximum counts in whole units of the alignment.
+    fitting_bytes = granularity.max_span_bytes // PART_ALIGNMENT * PART_ALIGNMENT
+    return max(1, min(num_tokens, fitting_bytes // (2 * group.row_bytes)))
+
+
+def _together(group: GroupGeometry, layer_stops: tuple[int, ...]) -> Iterator[Range]:
+    """Yield the group layer indices that leave the engine together."""
+    stops = (bisect_left(group.layer_indices, stop) for stop in layer_stops)
+    edges = sorted({0, *stops, group.num_layers})
+    yield from (Range(start, stop) for start, stop in pairwise(edges))
 
 
 def _pieces(tokens: Range, num_tokens: int) -> Iterator[Range]:

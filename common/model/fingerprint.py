@@ -1,11 +1,12 @@
 """Digests that say whether two services loaded the same model, by content and never by place.
 
-Theory of operation: three digests (XXH3, 128 bits). *config* covers the canonical JSON of the keys that the
+Theory of operation: four digests (XXH3, 128 bits). *config* covers the canonical JSON of the keys that the
 model type declares, with their defaults, and of those that transformers reads of any; without what changes no
 number of a forward: names, token ids, training, outputs, caches. What else stands in a config (notes of its
 author, keys that an older release wrote for every model) is read by nobody. *weights* covers name, dtype,
 shape and bytes of every tensor of the loaded state in name order, so neither folder nor sharding matters; a
-tensor under several names (tied) counts once, under the first. *tokenizer* covers its serialised form, chat
+tensor under several names (tied) counts once, under the first; *rounded weights* are the same in bfloat16, so
+that one checkpoint is known again in another element type. *tokenizer* covers its serialised form, chat
 template and special ids.
 
 Not here: comparing them (`common/session`).
@@ -61,9 +62,12 @@ _SHOWN_CHARS = 64 << 10
 
 
 def fingerprint(model: PreTrainedModel, config: Fields, tokenizer: Fields) -> ModelFingerprint:
-    """Return the digests of a loaded model and of its fields; reads every weight once."""
+    """Return the digests of a loaded model and of its fields; reads every weight twice."""
     return ModelFingerprint(
-        config=_json_digest(config), weights=weights_digest(model), tokenizer=_json_digest(tokenizer)
+        config=_json_digest(config),
+        weights=weights_digest(model),
+        tokenizer=_json_digest(tokenizer),
+        rounded_weights=rounded_digest(model),
     )
 
 
@@ -94,6 +98,20 @@ def weights_digest(model: torch.nn.Module) -> str:
     for name, tensor in _distinct_tensors(model):
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def rounded_digest(model: torch.nn.Module) -> str:
+    """Return the digest of the loaded state in values of bfloat16, whatever dtype it was loaded in.
+
+    float32 and bfloat16 copies of one checkpoint have one; float16 rounds twice, so that a model that was
+    loaded in it has one of its own.
+    """
+    digest = xxhash.xxh3_128()
+    for name, tensor in _distinct_tensors(model):
+        digest.update(f"{name}|{tuple(tensor.shape)}|".encode())
+        rounded = tensor.detach().cpu().to(torch.bfloat16).contiguous()
+        digest.update(rounded.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

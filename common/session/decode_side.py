@@ -23,6 +23,7 @@ import enum
 from dataclasses import dataclass
 
 from common.errors import (
+    Difference,
     InvariantViolation,
     KVSpanError,
     LocalProtocolError,
@@ -56,7 +57,7 @@ from common.session.messages import (
     StartPrefill,
     Welcome,
 )
-from common.session.negotiation import verify_welcome
+from common.session.negotiation import differences_of, verify_welcome
 from common.session.strays import Strays
 from common.session.transfer_states import BEYOND_PEER, TERMINAL
 
@@ -151,8 +152,16 @@ class DecodeSession:
         return self._welcome
 
     @property
+    def noted(self) -> tuple[Difference, ...]:
+        """What of the peer differs and may; nothing before Welcome, nor where numerics have to be equal."""
+        if self._welcome is None:
+            return ()
+        # What is left of a session that is open is what its policy allows.
+        return differences_of(self._hello.identity, self._welcome.identity)
+
+    @property
     def geometry(self) -> KVGeometry:
-        """Of the KV that is handed over; both sides have the same."""
+        """Of the KV that is handed over: ours, whatever prefill has."""
         return self._hello.identity.geometry
 
     @property

@@ -6,9 +6,43 @@ differ anywhere refuse each other. Weights and tokenizer are compared by content
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from common.kv.geometry import KVGeometry
+
+
+class NumericsPolicy(enum.Enum):
+    """Whether two services have to compute alike."""
+
+    EXACT = "exact"
+    """They have to: the same tokens by every route."""
+
+    DECLARED = "declared"
+    """They need not; what differs beside the checkpoint is told."""
+
+
+class Origin(enum.Enum):
+    """How an engine knows its checkpoint."""
+
+    LOADED = "loaded"
+    """It read the weights in this process, and the digests were taken of what it read."""
+
+    DECLARED = "declared"
+    """It computes with an artefact that was built before; the digests stand in a manifest beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What computes the prompts of a service; told, and never compared."""
+
+    name: str
+    origin: Origin = Origin.LOADED
+    widths: tuple[int, ...] = ()
+    """Tokens that a pass is padded to, ascending; none when any width will do."""
+
+    can_resume: bool = False
+    """Whether it can start from KV that it is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +53,14 @@ class ModelFingerprint:
     """Digest of the configuration as far as it changes what the model computes."""
 
     weights: str
-    """Digest of every tensor's name, dtype, shape and bytes, whatever files hold them."""
+    """Digest of every tensor's name, dtype, shape and bytes as it was loaded, whatever files hold them."""
 
     tokenizer: str
     """Digest of the tokenizer's canonical form, its chat template and its special ids."""
+
+    rounded_weights: str
+    """Digest of every tensor's name, shape and values rounded to bfloat16: one for a checkpoint, whatever
+    element type it was loaded in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +68,10 @@ class Numerics:
     """What decides the bits of the KV beside the model itself."""
 
     engine: str
-    """Family of the prefill engine, for example `torch-cpu`."""
+    """What an engine says of itself: library, element type, kernels."""
 
     chunk_tokens: int
-    """Prefill runs on multiples of this many absolute positions."""
+    """Prefill runs on multiples of this many absolute positions; 0 when it runs over the whole prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from common.kv.digest import DigestKind
 from common.kv.plan import SpanGranularity
+from common.kv.ranges import Range
 from common.kv.spans import Span
-from common.session.identity import PeerIdentity
+from common.session.identity import EngineFacts, NumericsPolicy, PeerIdentity
 
 
 class TransferMode(enum.Enum):
@@ -66,6 +67,7 @@ class Hello:
     """In order of preference."""
 
     slab: SlabHandle
+    numerics_policy: NumericsPolicy = NumericsPolicy.EXACT
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,8 @@ class StartPrefill:
 
     slot_size: int
     token_ids: tuple[int, ...]
-    first_token: int
-    """First position to export; what lies before it is already held by decode."""
+    first_tokens: tuple[int, ...]
+    """By group of decode's geometry the first position that is wanted; the prompt's length when none is."""
 
     mode: TransferMode
     time_limit_s: float
@@ -90,6 +92,11 @@ class StartPrefill:
 
     request_id: str
     """For logs and timelines only; never a key."""
+
+    @property
+    def required(self) -> tuple[Range, ...]:
+        """Return, per group, the positions that are wanted."""
+        return tuple(Range(first, len(self.token_ids)) for first in self.first_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +142,7 @@ class Welcome:
     max_concurrency: int
     """Transfers that may be started and not ended at one time."""
 
-    can_skip_prefix: bool
-    """Whether StartPrefill.first_token may be above zero."""
-
+    engine: EngineFacts
     nonce: bytes
     longest_step_ms: int = 0
     """Longest time the engine cannot be stopped within; 0 when it looks for a stop at every layer."""

@@ -27,10 +27,10 @@ from common.excerpt import around_difference
 from common.kv.digest import DigestKind
 from common.kv.geometry import KVGeometry, LayerGeometry
 from common.kv.plan import SpanGranularity
-from common.session.identity import PeerIdentity
+from common.session.identity import EngineFacts, NumericsPolicy, PeerIdentity
 from common.session.messages import Hello, TransferMode, VersionRange, Welcome
 
-PROTOCOL_VERSIONS = VersionRange(2, 2)
+PROTOCOL_VERSIONS = VersionRange(3, 3)
 """What this code speaks."""
 
 ABSENT = "absent"
@@ -50,7 +50,7 @@ class PrefillOffer:
     granularity: SpanGranularity
     max_prompt_tokens: int
     max_concurrency: int
-    can_skip_prefix: bool
+    engine: EngineFacts
     longest_step_ms: int = 0
 
 
@@ -74,6 +74,7 @@ def _fields(identity: PeerIdentity, layers: Sequence[LayerGeometry]) -> tuple[tu
     return (
         ("fingerprint.config", fingerprint.config),
         ("fingerprint.weights", fingerprint.weights),
+        ("fingerprint.rounded_weights", fingerprint.rounded_weights),
         ("fingerprint.tokenizer", fingerprint.tokenizer),
         *((f"config.{name}", value) for name, value in identity.config_fields),
         *((f"tokenizer.{name}", value) for name, value in identity.tokenizer_fields),
@@ -83,7 +84,42 @@ def _fields(identity: PeerIdentity, layers: Sequence[LayerGeometry]) -> tuple[tu
     )
 
 
-def compare(decode: PeerIdentity, prefill: PeerIdentity) -> tuple[Difference, ...]:
+def compare(
+    decode: PeerIdentity, prefill: PeerIdentity, policy: NumericsPolicy = NumericsPolicy.EXACT
+) -> tuple[Difference, ...]:
+    """Return every field that keeps two services apart, in a stable order."""
+    differing = differences_of(decode, prefill)
+    if policy is NumericsPolicy.EXACT:
+        return differing
+    allowed = set(may_differ(decode, prefill))
+    return tuple(one for one in differing if one not in allowed)
+
+
+def may_differ(decode: PeerIdentity, prefill: PeerIdentity) -> tuple[Difference, ...]:
+    """Return what differs and is only told where numerics are declared.
+
+    That is how the KV is computed: engine and grid, the element type, of which the copy into the slot makes
+    decode's, and weights that are the same checkpoint in another type. And how long each layer of prefill
+    keeps what it computed: all of it, or at least what decode wants.
+    """
+    suffixes = (".dtype", *((".window", ".group") if _keeps_enough(decode, prefill) else ()))
+    # Where the rounded ones differ too, it is another checkpoint, and both fields say so.
+    is_one = decode.fingerprint.rounded_weights == prefill.fingerprint.rounded_weights
+    names = ("numerics.engine", "numerics.chunk_tokens", *(("fingerprint.weights",) if is_one else ()))
+    return tuple(
+        one
+        for one in differences_of(decode, prefill)
+        if one.field in names or (one.field.startswith("geometry.layers[") and one.field.endswith(suffixes))
+    )
+
+
+def _keeps_enough(decode: PeerIdentity, prefill: PeerIdentity) -> bool:
+    kept = {layer.layer_index: layer.window for layer in prefill.geometry.layers}
+    pairs = [(layer.window, kept.get(layer.layer_index)) for layer in decode.geometry.layers]
+    return all(has is None or (wanted is not None and has >= wanted) for wanted, has in pairs)
+
+
+def differences_of(decode: PeerIdentity, prefill: PeerIdentity) -> tuple[Difference, ...]:
     """Return every field on which the two identities differ, in a stable order.
 
     Long values are shown where they begin to differ.
@@ -111,7 +147,10 @@ def negotiate(hello: Hello, offer: PrefillOffer) -> Agreement:
     modes = tuple(mode for mode in hello.modes if mode in offer.modes)
     # Decode's order decides: it is the side that has to verify every byte.
     digest = next((kind for kind in hello.digests if kind in offer.digests), None)
-    differences = [*compare(hello.identity, offer.identity), *_off_grid(hello, offer.granularity)]
+    differences = [
+        *compare(hello.identity, offer.identity, hello.numerics_policy),
+        *_off_grid(offer.identity, offer.granularity),
+    ]
     if version < max(hello.versions.minimum, offer.versions.minimum):
         differences.insert(0, Difference("protocol", str(hello.versions), str(offer.versions)))
     if not modes:
@@ -127,7 +166,10 @@ def negotiate(hello: Hello, offer: PrefillOffer) -> Agreement:
 
 def verify_welcome(hello: Hello, welcome: Welcome, nonce: bytes) -> None:
     """Check a Welcome against our Hello and the nonce in our slab; raise a `NegotiationError`."""
-    differences = [*compare(hello.identity, welcome.identity), *_off_grid(hello, welcome.granularity)]
+    differences = [
+        *compare(hello.identity, welcome.identity, hello.numerics_policy),
+        *_off_grid(welcome.identity, welcome.granularity),
+    ]
     if not hello.versions.minimum <= welcome.version <= hello.versions.maximum:
         differences.insert(0, Difference("protocol", str(hello.versions), str(welcome.version)))
     # A subset, and not the same: an older prefill may speak fewer. One that was never offered is a breach.
@@ -162,14 +204,10 @@ def refusal(differences: list[Difference]) -> NegotiationError:
     return LayoutMismatch(differences)
 
 
-def _off_grid(hello: Hello, granularity: SpanGranularity) -> tuple[Difference, ...]:
-    """Return the difference of spans that are not cut by the grid of prefill.
-
-    Decode plans every prompt by the granularity it is told. Chunks of the agreed grid share their plan; a
-    chunk longer than any prompt could make decode plan a span for every token of every layer.
-    """
-    agreed, told = hello.identity.numerics.chunk_tokens, granularity.chunk_tokens
-    return () if told == agreed else (Difference("granularity.chunk_tokens", str(agreed), str(told)),)
+def _off_grid(prefill: PeerIdentity, granularity: SpanGranularity) -> tuple[Difference, ...]:
+    """Return the difference of spans that are not cut by the grid on which prefill says that it computes."""
+    computed, told = prefill.numerics.chunk_tokens, granularity.chunk_tokens
+    return () if told == computed else (Difference("granularity.chunk_tokens", str(computed), str(told)),)
 
 
 def _geometry_fields(geometry: KVGeometry, layers: Sequence[LayerGeometry]) -> list[tuple[str, str]]:

@@ -26,6 +26,7 @@ from common.errors import (
     RemoteProtocolError,
     ShuttingDown,
 )
+from common.kv.geometry import KVGeometry
 from common.kv.ranges import Range
 from common.kv.spans import Span
 from common.session.actions import (
@@ -142,6 +143,12 @@ class PrefillSession:
         """What was chosen; only once Hello was accepted."""
         assert self._agreement is not None
         return self._agreement
+
+    @property
+    def geometry(self) -> KVGeometry:
+        """Of the KV that is handed over: that of decode, whose groups and windows are its own business."""
+        assert self._hello is not None
+        return self._hello.identity.geometry
 
     def statistics(self) -> PrefillSessionStatistics:
         """Return the counts now."""
@@ -280,7 +287,7 @@ class PrefillSession:
             granularity=offer.granularity,
             max_prompt_tokens=offer.max_prompt_tokens,
             max_concurrency=offer.max_concurrency,
-            can_skip_prefix=offer.can_skip_prefix,
+            engine=offer.engine,
             nonce=nonce,
             longest_step_ms=offer.longest_step_ms,
         )
@@ -318,9 +325,11 @@ class PrefillSession:
             return f"token_ids has {prompt_len} tokens, allowed 1 to {offer.max_prompt_tokens}"
         if max(start.token_ids) >= vocab_size:
             return f"token_ids has {max(start.token_ids)}, the vocabulary ends at {vocab_size}"
-        last_first = prompt_len - 1 if offer.can_skip_prefix else 0
-        if start.first_token > last_first:
-            return f"first_token is {start.first_token}, allowed 0 to {last_first}"
+        num_groups = len(self.geometry.groups)
+        if len(start.first_tokens) != num_groups:
+            return f"first_tokens has {len(start.first_tokens)} entries, the session {num_groups} groups"
+        if max(start.first_tokens) > prompt_len:
+            return f"first_tokens has {max(start.first_tokens)}, the prompt ends at {prompt_len}"
         if start.mode not in self.agreement.modes:
             return f"mode is {start.mode.value}, agreed {[mode.value for mode in self.agreement.modes]}"
         if stop > slab_bytes:

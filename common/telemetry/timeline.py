@@ -66,6 +66,12 @@ class Timeline:
     place: str = ""
     """Name of what computed the prompt."""
 
+    engine: str = ""
+    """Name of the engine that computed it."""
+
+    numerics: str = ""
+    """What decides the bits of that engine."""
+
     is_local: bool = False
     """Whether the prompt was computed in the decode process."""
 

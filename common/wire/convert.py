@@ -33,8 +33,8 @@ from common.session.messages import (
     Welcome,
 )
 from common.session.negotiation import PrefillOffer
-from common.wire.convert_identity import GRANULARITY, IDENTITY, VERSIONS
-from common.wire.enums import DIGESTS, LAYOUTS, MODES, layout_name
+from common.wire.convert_identity import FACTS, GRANULARITY, IDENTITY, VERSIONS
+from common.wire.enums import DIGESTS, LAYOUTS, MODES, POLICIES, layout_name, policy_of
 from common.wire.fields import (
     MAX_CHOICES,
     MAX_LAYERS,
@@ -101,6 +101,7 @@ HELLO = Table(
     modes=offer(MODES),
     digests=offer(DIGESTS),
     slab=SLAB.as_part(),
+    numerics_policy=Field(policy_of, POLICIES.number),
 )
 
 START = Table(
@@ -113,7 +114,7 @@ START = Table(
     slot_offset=INDEX,
     slot_size=INDEX,
     token_ids=Field(_tokens),
-    first_token=PLAIN,
+    first_tokens=list_of(PLAIN, MAX_LAYERS),
     mode=one_of(MODES),
     time_limit=DURATION.named("time_limit_s"),
     request_id=REMARK,
@@ -130,7 +131,7 @@ WELCOME = Table(
     granularity=GRANULARITY.as_part(),
     max_prompt_tokens=COUNT,
     max_concurrency=COUNT,
-    can_skip_prefix=PLAIN,
+    engine=FACTS,
     nonce=Field(_nonce),
     longest_step_ms=PLAIN,
 )
@@ -189,7 +190,7 @@ OFFER = Table(
     granularity=GRANULARITY.as_part(),
     max_prompt_tokens=COUNT,
     max_concurrency=COUNT,
-    can_skip_prefix=PLAIN,
+    engine=FACTS,
     longest_step_ms=PLAIN,
 )
 

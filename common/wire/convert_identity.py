@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from common.excerpt import excerpt
 from common.kv.geometry import KVGeometry, LayerGeometry
 from common.kv.plan import SpanGranularity
-from common.session.identity import ModelFingerprint, Numerics, PeerIdentity
+from common.session.identity import EngineFacts, ModelFingerprint, Numerics, PeerIdentity
 from common.session.messages import VersionRange
-from common.wire.enums import DTYPES
+from common.wire.enums import DTYPES, ORIGINS, origin_of
 from common.wire.fields import (
+    MAX_CHOICES,
     MAX_CONFIG_CHARS,
     MAX_CONFIG_FIELDS,
     MAX_LAYERS,
@@ -89,10 +90,28 @@ def _version_range(minimum: int, maximum: int) -> VersionRange:
 
 
 FINGERPRINT = Table(
-    geometry_pb2.ModelFingerprint, ModelFingerprint, config=TEXT, weights=TEXT, tokenizer=TEXT
+    geometry_pb2.ModelFingerprint,
+    ModelFingerprint,
+    config=TEXT,
+    weights=TEXT,
+    tokenizer=TEXT,
+    rounded_weights=REMARK,
 )
 
-NUMERICS = Table(geometry_pb2.Numerics, Numerics, engine=TEXT, chunk_tokens=COUNT)
+NUMERICS = Table(geometry_pb2.Numerics, Numerics, engine=TEXT, chunk_tokens=PLAIN)
+
+ENGINE = Table(
+    geometry_pb2.EngineFacts,
+    EngineFacts,
+    name=REMARK,
+    origin=Field(origin_of, ORIGINS.number),
+    widths=list_of(COUNT, MAX_CHOICES),
+    can_resume=PLAIN,
+)
+
+FACTS = Field(ENGINE.read, ENGINE.write)
+"""No part that must be set: a peer of an older version has none, and hears of its version first."""
+
 
 CANONICAL = Field(_fields_from_proto, dict)
 
@@ -115,4 +134,5 @@ GRANULARITY = Table(
     chunk_tokens=PLAIN,
     min_span_bytes=PLAIN,
     max_span_bytes=INDEX,
+    layer_stops=list_of(PLAIN, MAX_LAYERS),
 )

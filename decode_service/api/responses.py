@@ -45,6 +45,8 @@ def last_response(
     response.finish_reason = FINISH_REASONS[finish]
     response.usage.CopyFrom(pb.Usage(prompt_tokens=request.prompt_len, generated_tokens=num_tokens))
     response.timings.CopyFrom(_timings(request, timeline))
+    engine = pb.PrefillEngine(name=timeline.engine, numerics=timeline.numerics)
+    response.prefill_engine.CopyFrom(engine)
 
 
 def _timings(request: Request, timeline: Timeline) -> pb.Timings:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.kv.digest import DigestKind
-from common.session.identity import PeerIdentity
+from common.session.identity import NumericsPolicy, PeerIdentity
 from common.session.messages import TransferMode
 from common.session.negotiation import PROTOCOL_VERSIONS
 from common.telemetry.journal import Journal, NullJournal
 from common.wire.convert_counts import calls_to_proto, journal_to_proto
-from common.wire.convert_identity import IDENTITY, VERSIONS
-from common.wire.enums import DIGESTS, MODES
+from common.wire.convert_identity import ENGINE, IDENTITY, VERSIONS
+from common.wire.enums import DIGESTS, MODES, POLICIES
 from common.wire.interceptor import CallStatistics
 from decode_service.api.responses import ROUTES
 from decode_service.api.validation import RequestLimits
@@ -47,6 +47,7 @@ class Facts:
     linears: str
     num_threads: int
     page_tokens: int
+    numerics_policy: NumericsPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,8 @@ class Reporter:
             max_context_tokens=facts.limits.max_context_tokens,
             linears=facts.linears,
             num_threads=facts.num_threads,
+            page_tokens=facts.page_tokens,
+            numerics_policy=POLICIES.number(facts.numerics_policy),
         )
 
     def status(self) -> pb.GetStatusResponse:
@@ -153,7 +156,7 @@ def _peer(peer: PrefillPeer) -> pb.PeerStatus:
             pb.FieldDifference(
                 field=one.field, decode_value=one.decode_value, prefill_value=one.prefill_value
             )
-            for one in (problem.differences if problem else ())
+            for one in (problem.differences if problem else counts.noted)
         ],
         num_sessions=counts.num_sessions,
         num_transfers=counts.num_transfers,
@@ -164,4 +167,5 @@ def _peer(peer: PrefillPeer) -> pb.PeerStatus:
         num_late_events=totals.late_events,
         num_unknown_messages=totals.unknown_messages,
         num_duplicate_spans=totals.duplicate_spans,
+        engine=ENGINE.write(counts.engine) if counts.engine else None,
     )

@@ -127,7 +127,7 @@ class LocalEngine:
         self._journal = journal or DecodeJournal()
         self._on_change = on_change
         self._engine = engine
-        self._max_prompt_tokens = engine.describe().max_prompt_tokens
+        self._description = engine.describe()
         self._geometry = geometry
         self._store = store
         self._clock = clock
@@ -153,7 +153,7 @@ class LocalEngine:
 
     def refusal(self, prompt_len: int, mode: TransferMode) -> PromptTooLong | None:
         """See `Place`: the longest prompt of the engine."""
-        limit = self._max_prompt_tokens
+        limit = self._description.max_prompt_tokens
         return PromptTooLong("prompt tokens", prompt_len, limit) if prompt_len > limit else None
 
     def can_take(self, slot_bytes: int) -> bool:
@@ -162,6 +162,7 @@ class LocalEngine:
 
     def begin(self, request: Request, reservation: Reservation, timeline: Timeline) -> LocalPrefill:
         """Queue a prompt for the engine; its pages stay held until the engine has ended or will not begin."""
+        timeline.engine, timeline.numerics = self._description.name, self._description.numerics_text
         tables = reservation.pages.tables
         required = self._geometry.required(0, request.prompt_len)
         writer = PageWriter(self._store, self._geometry, tables, required)

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from common.errors import InvariantViolation, KVSpanError, PeerLost, PeerUnavailable
+from common.errors import Difference, InvariantViolation, KVSpanError, PeerLost, PeerUnavailable
 from common.kv.geometry import KVGeometry
 from common.runtime.clock import Clock
 from common.session.actions import (
@@ -112,6 +112,11 @@ class PeerSession:
         welcome = self._machine.welcome
         assert welcome is not None
         return welcome
+
+    @property
+    def noted(self) -> tuple[Difference, ...]:
+        """What differs and may; nothing unless numerics are declared."""
+        return self._machine.noted
 
     def statistics(self) -> DecodeSessionStatistics:
         """Return the counts of the session."""

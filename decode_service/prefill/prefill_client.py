@@ -19,11 +19,19 @@ import enum
 import logging
 from dataclasses import dataclass
 
-from common.errors import KVSpanError, NegotiationError, RemoteProtocolError
+from common.errors import Difference, KVSpanError, NegotiationError, RemoteProtocolError
+from common.session.identity import EngineFacts
 from common.telemetry.logging import log_fields
 from common.wire.failure import RemoteFailure
 from decode_service.prefill.peer_connection import PeerConfig, PeerConnection
-from decode_service.prefill.peer_problem import FINISHING, LEAVING, NOT_CONNECTED, PeerProblem, problem_of
+from decode_service.prefill.peer_problem import (
+    FINISHING,
+    LEAVING,
+    MAX_DIFFERENCES,
+    NOT_CONNECTED,
+    PeerProblem,
+    problem_of,
+)
 from decode_service.prefill.peer_session import PeerSession, SessionContext
 from decode_service.prefill.remote_place import RemotePlace
 from decode_service.prefill.session_totals import SessionTotals, totals_of
@@ -77,6 +85,12 @@ class PeerStatistics:
     num_slots: int
     totals: SessionTotals
     """Since start, ended sessions included."""
+
+    engine: EngineFacts | None
+    """What computes there; None while there is no session."""
+
+    noted: tuple[Difference, ...]
+    """What differs and may, in the session that is open."""
 
 
 class PrefillPeer:
@@ -155,6 +169,8 @@ class PrefillPeer:
             slab_total_bytes=sum(slab.capacity_bytes for slab in slabs),
             num_slots=sum(slab.num_leased for slab in slabs),
             totals=sum(map(totals_of, sessions), self._gone),
+            engine=session.welcome.engine if (session := self.session) else None,
+            noted=session.noted[:MAX_DIFFERENCES] if session else (),
         )
 
     def shut_doors(self) -> None:
@@ -230,8 +246,17 @@ class PrefillPeer:
         self._boot_id = connection.boot_id
         self._problem = self._logged_problem = None
         self._num_sessions += 1
-        fields = log_fields(target=self._target, peer_boot_id=self._boot_id, slab=session.slots.name)
+        fields = log_fields(
+            target=self._target,
+            peer_boot_id=self._boot_id,
+            slab=session.slots.name,
+            engine=session.welcome.engine.name,
+            origin=session.welcome.engine.origin.value,
+        )
         logger.info("session.opened", extra=fields)
+        if session.noted:
+            told = "; ".join(map(str, session.noted[:MAX_DIFFERENCES]))
+            logger.warning("numerics.differ", extra=log_fields(target=self._target, differences=told))
         self._context.on_change()
 
     def _forget_gone(self) -> None:

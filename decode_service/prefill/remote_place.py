@@ -6,7 +6,7 @@ Ownership: made by `PrefillPeer` with each session, and of no use after it. Even
 from __future__ import annotations
 
 from common.errors import InvalidRequest, PromptTooLong, RequestError, Violation
-from common.kv.plan import plan_spans
+from common.kv.plan import most_steps, plan_spans
 from common.kv.ring import slot_bytes
 from common.session.messages import TransferMode
 from common.slab.allocator import SLOT_ALIGNMENT
@@ -15,6 +15,9 @@ from decode_service.cache.reservation import Reservation
 from decode_service.prefill.peer_session import PeerSession
 from decode_service.prefill.remote_prefill import RemotePrefill
 from decode_service.request import Request, Route
+
+MAX_PLAN_STEPS = 1 << 17
+"""Chunks of a prompt and spans of a chunk; a model of 128 layers has 32,768 in chunks of 1 MiB a layer."""
 
 
 class RemotePlace:
@@ -63,6 +66,10 @@ class RemotePlace:
         limit, capacity = self._session.welcome.max_prompt_tokens, self._session.slots.capacity_bytes
         if prompt_len > limit:
             return PromptTooLong("prompt tokens", prompt_len, limit)
+        steps = most_steps(self._session.geometry, prompt_len, self._session.welcome.granularity)
+        if steps > MAX_PLAN_STEPS:
+            # Told by the peer: planned it would cost this process more than any honest prompt.
+            return PromptTooLong("spans and chunks of the prefill service", steps, MAX_PLAN_STEPS)
         needed = self.slot_bytes(prompt_len, mode)
         return PromptTooLong("slab bytes", needed, capacity) if needed > capacity else None
 
@@ -75,13 +82,16 @@ class RemotePlace:
 
     def begin(self, request: Request, reservation: Reservation, timeline: Timeline) -> RemotePrefill:
         """See `Place`."""
+        welcome = self._session.welcome
+        timeline.engine, timeline.numerics = welcome.engine.name, welcome.identity.numerics.engine
         slot = self._session.slots.lease(self.slot_bytes(request.prompt_len, request.mode))
         return self._session.transfers.begin(request, reservation, slot, timeline)
 
     def _plan_bytes(self, prompt_len: int, can_reuse: bool) -> int:
         """Return the bytes of the slot to lease; more than the slab has when it can never hold the prompt."""
         session = self._session
-        plan = plan_spans(session.geometry, 0, prompt_len, session.welcome.granularity)
+        required = session.geometry.required(0, prompt_len)
+        plan = plan_spans(session.geometry, required, session.welcome.granularity)
         try:
             return slot_bytes(plan, session.slots.capacity_bytes, SLOT_ALIGNMENT, can_reuse=can_reuse)
         except PromptTooLong as error:

@@ -19,6 +19,7 @@ import numpy as np
 from common.engine.prefill import Logits
 from common.errors import InvariantViolation, KVSpanError, RequestError
 from common.kv.coverage import Coverage
+from common.kv.ranges import Range
 from common.kv.spans import Span
 from common.runtime.clock import Clock
 from common.session.actions import (
@@ -120,9 +121,9 @@ class SessionTransfers:
 
         Raises: `LocalProtocolError` when the session takes none; the slot is given back.
         """
-        start = self._start_message(request, slot, timeline)
         geometry = self._machine.geometry
-        required = geometry.required(start.first_token, request.prompt_len)
+        required = geometry.required(0, request.prompt_len)
+        start = self._start_message(request, slot, timeline, required)
         try:
             actions = self._machine.begin(start, Coverage(geometry.groups, required, slot.extent))
         except KVSpanError:
@@ -184,7 +185,9 @@ class SessionTransfers:
             case TransferDrained(transfer_id):
                 self._drained(transfer_id)
 
-    def _start_message(self, request: Request, slot: Slot, timeline: Timeline) -> StartPrefill:
+    def _start_message(
+        self, request: Request, slot: Slot, timeline: Timeline, required: tuple[Range, ...]
+    ) -> StartPrefill:
         passed_s = (self._clock.now_ns() - timeline.arrived_ns) / 1e9
         transfer_id = self._next_transfer_id
         self._next_transfer_id += 1
@@ -196,7 +199,7 @@ class SessionTransfers:
             slot_offset=slot.offset,
             slot_size=slot.size,
             token_ids=request.prompt_ids,
-            first_token=0,
+            first_tokens=tuple(tokens.start for tokens in required),
             mode=request.mode,
             time_limit_s=max(MIN_TIME_LIMIT_S, request.time_limit_s - passed_s),
             request_id=request.request_id,

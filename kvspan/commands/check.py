@@ -19,8 +19,9 @@ import click
 from common.errors import Difference, NegotiationError
 from common.excerpt import SHOWN_CHARS, printable
 from common.kv.spans import SPAN_LAYOUT
+from common.session.identity import NumericsPolicy
 from common.session.messages import Hello, SlabHandle
-from common.session.negotiation import ABSENT, PrefillOffer, compared_fields, negotiate
+from common.session.negotiation import ABSENT, PrefillOffer, compared_fields, may_differ, negotiate
 from common.settings import TARGET
 from kvspan.commands.command import EXIT_FAILED, EXIT_OK
 from kvspan.commands.remote import call_prefill, told_failures
@@ -50,6 +51,8 @@ class Row:
     decode_value: str
     prefill_value: str
     is_ok: bool
+    is_noted: bool = False
+    """Whether the values differ and may, since numerics are declared."""
 
 
 @click.command("check")
@@ -65,7 +68,9 @@ def check(decode: str, prefill: str) -> int:
     rows = compare_rows(hello, offer)
     rows += session_rows(status, offer.boot_id, {row.field for row in rows})
     num_different = sum(not row.is_ok for row in rows)
+    num_noted = sum(row.is_noted for row in rows)
     counted = f"{len(rows)} fields compared, {num_different} differ"
+    counted += f", {num_noted} more may, as numerics are declared" if num_noted else ""
     lengths = lengths_line(capabilities.max_context_tokens, offer.max_prompt_tokens)
     print("\n".join([*table_lines(rows), counted, lengths, *problem_lines(status, offer.boot_id)]))
     return EXIT_FAILED if num_different else EXIT_OK
@@ -141,7 +146,7 @@ def _is_open(peer: PeerStatus) -> bool:
 def hello_of(capabilities: DecodeServiceGetCapabilitiesResponse) -> Hello:
     """Return the Hello that a decode service with these capabilities sends; the slab in it is none."""
     from common.wire.convert_identity import IDENTITY, VERSIONS
-    from common.wire.enums import DIGESTS, MODES
+    from common.wire.enums import DIGESTS, MODES, policy_of
 
     return Hello(
         versions=VERSIONS.read("capabilities.versions", capabilities.versions),
@@ -150,6 +155,7 @@ def hello_of(capabilities: DecodeServiceGetCapabilitiesResponse) -> Hello:
         modes=MODES.offered("capabilities.modes", capabilities.modes),
         digests=DIGESTS.offered("capabilities.digests", capabilities.digests),
         slab=SlabHandle(name="", size_bytes=0, layout=SPAN_LAYOUT),
+        numerics_policy=policy_of("capabilities.numerics_policy", capabilities.numerics_policy),
     )
 
 
@@ -181,6 +187,9 @@ def compare_rows(hello: Hello, offer: PrefillOffer) -> tuple[Row, ...]:
     # A difference shows of long values where they differ.
     for one in _refusals(hello, offer):
         rows[one.field] = Row(one.field, one.decode_value, one.prefill_value, is_ok=False)
+    if hello.numerics_policy is NumericsPolicy.DECLARED:
+        for one in may_differ(hello.identity, offer.identity):
+            rows[one.field] = Row(one.field, one.decode_value, one.prefill_value, is_ok=True, is_noted=True)
     return tuple(rows.values())
 
 
@@ -194,11 +203,17 @@ def table_lines(rows: Sequence[Row]) -> list[str]:
                 printable(row.field),
                 cut(row.decode_value),
                 cut(row.prefill_value),
-                "ok" if row.is_ok else "DIFFERS",
+                _verdict(row),
             )
         )
     widths = [max(len(line[column]) for line in cells) for column in range(3)]
     return ["  ".join((*map(str.ljust, line[:3], widths), line[3])) for line in cells]
+
+
+def _verdict(row: Row) -> str:
+    if not row.is_ok:
+        return "DIFFERS"
+    return "declared" if row.is_noted else "ok"
 
 
 def _fields_of(side: Hello | PrefillOffer) -> dict[str, str]:

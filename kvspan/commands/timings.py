@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from common.excerpt import printable
 from kvspan.commands.values import rounded_size
 
 if TYPE_CHECKING:
@@ -37,4 +38,5 @@ def _route(last: GenerateResponse) -> str:
 
     route = next((name for name, number in ROUTES.items() if number == last.timings.route), "unknown")
     mode = next((name for name, number in TRANSFERS.items() if number == last.timings.transfer), "")
-    return f"{route} {mode}".rstrip()
+    engine = printable(last.prefill_engine.name)
+    return " ".join(filter(None, (route, mode, engine and f"by {engine}")))

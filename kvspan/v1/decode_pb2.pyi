@@ -182,7 +182,7 @@ class Timings(_message.Message):
     def __init__(self, queued: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., waiting: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., exposed_transfer: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decode: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., overlap: _Optional[float] = ..., num_spans: _Optional[int] = ..., num_spans_overlapped: _Optional[int] = ..., num_bytes: _Optional[int] = ..., route: _Optional[_Union[Route, str]] = ..., transfer: _Optional[_Union[_geometry_pb2.TransferMode, str]] = ..., clock_error: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("token_ids", "text", "logprobs", "finish_reason", "usage", "timings", "request_id")
+    __slots__ = ("token_ids", "text", "logprobs", "finish_reason", "usage", "timings", "request_id", "prefill_engine")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +190,7 @@ class GenerateResponse(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_ENGINE_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     logprobs: _containers.RepeatedCompositeFieldContainer[PositionLogprobs]
@@ -197,14 +198,23 @@ class GenerateResponse(_message.Message):
     usage: Usage
     timings: Timings
     request_id: str
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    prefill_engine: PrefillEngine
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., request_id: _Optional[str] = ..., prefill_engine: _Optional[_Union[PrefillEngine, _Mapping]] = ...) -> None: ...
+
+class PrefillEngine(_message.Message):
+    __slots__ = ("name", "numerics")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    numerics: str
+    def __init__(self, name: _Optional[str] = ..., numerics: _Optional[str] = ...) -> None: ...
 
 class DecodeServiceGetCapabilitiesRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class DecodeServiceGetCapabilitiesResponse(_message.Message):
-    __slots__ = ("versions", "boot_id", "identity", "modes", "default_mode", "default_route", "routes", "digests", "num_lanes", "max_context_tokens", "linears", "num_threads")
+    __slots__ = ("versions", "boot_id", "identity", "modes", "default_mode", "default_route", "routes", "digests", "num_lanes", "max_context_tokens", "linears", "num_threads", "page_tokens", "numerics_policy")
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
@@ -217,6 +227,8 @@ class DecodeServiceGetCapabilitiesResponse(_message.Message):
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LINEARS_FIELD_NUMBER: _ClassVar[int]
     NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_POLICY_FIELD_NUMBER: _ClassVar[int]
     versions: _transfer_pb2.VersionRange
     boot_id: str
     identity: _geometry_pb2.PeerIdentity
@@ -229,7 +241,9 @@ class DecodeServiceGetCapabilitiesResponse(_message.Message):
     max_context_tokens: int
     linears: str
     num_threads: int
-    def __init__(self, versions: _Optional[_Union[_transfer_pb2.VersionRange, _Mapping]] = ..., boot_id: _Optional[str] = ..., identity: _Optional[_Union[_geometry_pb2.PeerIdentity, _Mapping]] = ..., modes: _Optional[_Iterable[_Union[_geometry_pb2.TransferMode, str]]] = ..., default_mode: _Optional[_Union[_geometry_pb2.TransferMode, str]] = ..., default_route: _Optional[_Union[Route, str]] = ..., routes: _Optional[_Iterable[_Union[Route, str]]] = ..., digests: _Optional[_Iterable[_Union[_geometry_pb2.DigestKind, str]]] = ..., num_lanes: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., linears: _Optional[str] = ..., num_threads: _Optional[int] = ...) -> None: ...
+    page_tokens: int
+    numerics_policy: _geometry_pb2.NumericsPolicy
+    def __init__(self, versions: _Optional[_Union[_transfer_pb2.VersionRange, _Mapping]] = ..., boot_id: _Optional[str] = ..., identity: _Optional[_Union[_geometry_pb2.PeerIdentity, _Mapping]] = ..., modes: _Optional[_Iterable[_Union[_geometry_pb2.TransferMode, str]]] = ..., default_mode: _Optional[_Union[_geometry_pb2.TransferMode, str]] = ..., default_route: _Optional[_Union[Route, str]] = ..., routes: _Optional[_Iterable[_Union[Route, str]]] = ..., digests: _Optional[_Iterable[_Union[_geometry_pb2.DigestKind, str]]] = ..., num_lanes: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., linears: _Optional[str] = ..., num_threads: _Optional[int] = ..., page_tokens: _Optional[int] = ..., numerics_policy: _Optional[_Union[_geometry_pb2.NumericsPolicy, str]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
@@ -246,7 +260,7 @@ class FieldDifference(_message.Message):
     def __init__(self, field: _Optional[str] = ..., decode_value: _Optional[str] = ..., prefill_value: _Optional[str] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ("target", "state", "boot_id", "problem", "num_sessions", "num_transfers", "slab_leased_bytes", "slab_total_bytes", "num_slots", "reason", "differences", "num_clock_errors", "num_late_events", "num_unknown_messages", "num_duplicate_spans")
+    __slots__ = ("target", "state", "boot_id", "problem", "num_sessions", "num_transfers", "slab_leased_bytes", "slab_total_bytes", "num_slots", "reason", "differences", "num_clock_errors", "num_late_events", "num_unknown_messages", "num_duplicate_spans", "engine")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -262,6 +276,7 @@ class PeerStatus(_message.Message):
     NUM_LATE_EVENTS_FIELD_NUMBER: _ClassVar[int]
     NUM_UNKNOWN_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_DUPLICATE_SPANS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     target: str
     state: SessionState
     boot_id: str
@@ -277,7 +292,8 @@ class PeerStatus(_message.Message):
     num_late_events: int
     num_unknown_messages: int
     num_duplicate_spans: int
-    def __init__(self, target: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., boot_id: _Optional[str] = ..., problem: _Optional[str] = ..., num_sessions: _Optional[int] = ..., num_transfers: _Optional[int] = ..., slab_leased_bytes: _Optional[int] = ..., slab_total_bytes: _Optional[int] = ..., num_slots: _Optional[int] = ..., reason: _Optional[str] = ..., differences: _Optional[_Iterable[_Union[FieldDifference, _Mapping]]] = ..., num_clock_errors: _Optional[int] = ..., num_late_events: _Optional[int] = ..., num_unknown_messages: _Optional[int] = ..., num_duplicate_spans: _Optional[int] = ...) -> None: ...
+    engine: _geometry_pb2.EngineFacts
+    def __init__(self, target: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., boot_id: _Optional[str] = ..., problem: _Optional[str] = ..., num_sessions: _Optional[int] = ..., num_transfers: _Optional[int] = ..., slab_leased_bytes: _Optional[int] = ..., slab_total_bytes: _Optional[int] = ..., num_slots: _Optional[int] = ..., reason: _Optional[str] = ..., differences: _Optional[_Iterable[_Union[FieldDifference, _Mapping]]] = ..., num_clock_errors: _Optional[int] = ..., num_late_events: _Optional[int] = ..., num_unknown_messages: _Optional[int] = ..., num_duplicate_spans: _Optional[int] = ..., engine: _Optional[_Union[_geometry_pb2.EngineFacts, _Mapping]] = ...) -> None: ...
 
 class GroupStatus(_message.Message):
     __slots__ = ("group_index", "total_pages", "used_pages", "page_bytes")

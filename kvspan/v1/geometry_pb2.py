@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvspan/v1/geometry.proto\x12\tkvspan.v1\")\n\nIndexRange\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0c\n\x04stop\x18\x02 \x01(\x04\"\x97\x01\n\rLayerGeometry\x12\x13\n\x0blayer_index\x18\x01 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x02 \x01(\r\x12\x10\n\x08head_dim\x18\x03 \x01(\r\x12$\n\x05\x64type\x18\x04 \x01(\x0e\x32\x15.kvspan.v1.KVDataType\x12\x0e\n\x06window\x18\x05 \x01(\r\x12\x13\n\x0bgroup_index\x18\x06 \x01(\r\"_\n\nKVGeometry\x12(\n\x06layers\x18\x01 \x03(\x0b\x32\x18.kvspan.v1.LayerGeometry\x12\x13\n\x0bpage_tokens\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\"F\n\x10ModelFingerprint\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\t\x12\x0f\n\x07weights\x18\x02 \x01(\t\x12\x11\n\ttokenizer\x18\x03 \x01(\t\"0\n\x08Numerics\x12\x0e\n\x06\x65ngine\x18\x01 \x01(\t\x12\x14\n\x0c\x63hunk_tokens\x18\x02 \x01(\r\"\x9b\x03\n\x0cPeerIdentity\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x30\n\x0b\x66ingerprint\x18\x02 \x01(\x0b\x32\x1b.kvspan.v1.ModelFingerprint\x12@\n\rconfig_fields\x18\x03 \x03(\x0b\x32).kvspan.v1.PeerIdentity.ConfigFieldsEntry\x12\'\n\x08geometry\x18\x04 \x01(\x0b\x32\x15.kvspan.v1.KVGeometry\x12%\n\x08numerics\x18\x05 \x01(\x0b\x32\x13.kvspan.v1.Numerics\x12\x46\n\x10tokenizer_fields\x18\x06 \x03(\x0b\x32,.kvspan.v1.PeerIdentity.TokenizerFieldsEntry\x1a\x33\n\x11\x43onfigFieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x36\n\x14TokenizerFieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*y\n\nKVDataType\x12\x1c\n\x18KV_DATA_TYPE_UNSPECIFIED\x10\x00\x12\x19\n\x15KV_DATA_TYPE_BFLOAT16\x10\x01\x12\x18\n\x14KV_DATA_TYPE_FLOAT16\x10\x02\x12\x18\n\x14KV_DATA_TYPE_FLOAT32\x10\x03*R\n\nSpanLayout\x12\x1b\n\x17SPAN_LAYOUT_UNSPECIFIED\x10\x00\x12\'\n#SPAN_LAYOUT_LAYER_KV_TOKEN_HEAD_DIM\x10\x01*q\n\nDigestKind\x12\x1b\n\x17\x44IGEST_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44IGEST_KIND_OFF\x10\x01\x12\x17\n\x13\x44IGEST_KIND_XXH3_64\x10\x02\x12\x18\n\x14\x44IGEST_KIND_XXH3_128\x10\x03*|\n\x0cTransferMode\x12\x1d\n\x19TRANSFER_MODE_UNSPECIFIED\x10\x00\x12\x18\n\x14TRANSFER_MODE_STREAM\x10\x01\x12\x1a\n\x16TRANSFER_MODE_DEFERRED\x10\x02\x12\x17\n\x13TRANSFER_MODE_WHOLE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvspan/v1/geometry.proto\x12\tkvspan.v1\")\n\nIndexRange\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0c\n\x04stop\x18\x02 \x01(\x04\"\x97\x01\n\rLayerGeometry\x12\x13\n\x0blayer_index\x18\x01 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x02 \x01(\r\x12\x10\n\x08head_dim\x18\x03 \x01(\r\x12$\n\x05\x64type\x18\x04 \x01(\x0e\x32\x15.kvspan.v1.KVDataType\x12\x0e\n\x06window\x18\x05 \x01(\r\x12\x13\n\x0bgroup_index\x18\x06 \x01(\r\"]\n\nKVGeometry\x12(\n\x06layers\x18\x01 \x03(\x0b\x32\x18.kvspan.v1.LayerGeometry\x12\x12\n\nvocab_size\x18\x03 \x01(\rJ\x04\x08\x02\x10\x03R\x0bpage_tokens\"_\n\x10ModelFingerprint\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\t\x12\x0f\n\x07weights\x18\x02 \x01(\t\x12\x11\n\ttokenizer\x18\x03 \x01(\t\x12\x17\n\x0frounded_weights\x18\x04 \x01(\t\"0\n\x08Numerics\x12\x0e\n\x06\x65ngine\x18\x01 \x01(\t\x12\x14\n\x0c\x63hunk_tokens\x18\x02 \x01(\r\"h\n\x0b\x45ngineFacts\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x06origin\x18\x02 \x01(\x0e\x32\x17.kvspan.v1.EngineOrigin\x12\x0e\n\x06widths\x18\x03 \x03(\r\x12\x12\n\ncan_resume\x18\x04 \x01(\x08\"\x9b\x03\n\x0cPeerIdentity\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x30\n\x0b\x66ingerprint\x18\x02 \x01(\x0b\x32\x1b.kvspan.v1.ModelFingerprint\x12@\n\rconfig_fields\x18\x03 \x03(\x0b\x32).kvspan.v1.PeerIdentity.ConfigFieldsEntry\x12\'\n\x08geometry\x18\x04 \x01(\x0b\x32\x15.kvspan.v1.KVGeometry\x12%\n\x08numerics\x18\x05 \x01(\x0b\x32\x13.kvspan.v1.Numerics\x12\x46\n\x10tokenizer_fields\x18\x06 \x03(\x0b\x32,.kvspan.v1.PeerIdentity.TokenizerFieldsEntry\x1a\x33\n\x11\x43onfigFieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x36\n\x14TokenizerFieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*y\n\nKVDataType\x12\x1c\n\x18KV_DATA_TYPE_UNSPECIFIED\x10\x00\x12\x19\n\x15KV_DATA_TYPE_BFLOAT16\x10\x01\x12\x18\n\x14KV_DATA_TYPE_FLOAT16\x10\x02\x12\x18\n\x14KV_DATA_TYPE_FLOAT32\x10\x03*R\n\nSpanLayout\x12\x1b\n\x17SPAN_LAYOUT_UNSPECIFIED\x10\x00\x12\'\n#SPAN_LAYOUT_LAYER_KV_TOKEN_HEAD_DIM\x10\x01*q\n\nDigestKind\x12\x1b\n\x17\x44IGEST_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44IGEST_KIND_OFF\x10\x01\x12\x17\n\x13\x44IGEST_KIND_XXH3_64\x10\x02\x12\x18\n\x14\x44IGEST_KIND_XXH3_128\x10\x03*|\n\x0cTransferMode\x12\x1d\n\x19TRANSFER_MODE_UNSPECIFIED\x10\x00\x12\x18\n\x14TRANSFER_MODE_STREAM\x10\x01\x12\x1a\n\x16TRANSFER_MODE_DEFERRED\x10\x02\x12\x17\n\x13TRANSFER_MODE_WHOLE\x10\x03*j\n\x0eNumericsPolicy\x12\x1f\n\x1bNUMERICS_POLICY_UNSPECIFIED\x10\x00\x12\x19\n\x15NUMERICS_POLICY_EXACT\x10\x01\x12\x1c\n\x18NUMERICS_POLICY_DECLARED\x10\x02*c\n\x0c\x45ngineOrigin\x12\x1d\n\x19\x45NGINE_ORIGIN_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45NGINE_ORIGIN_LOADED\x10\x01\x12\x1a\n\x16\x45NGINE_ORIGIN_DECLARED\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,28 +35,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PEERIDENTITY_CONFIGFIELDSENTRY']._serialized_options = b'8\001'
   _globals['_PEERIDENTITY_TOKENIZERFIELDSENTRY']._loaded_options = None
   _globals['_PEERIDENTITY_TOKENIZERFIELDSENTRY']._serialized_options = b'8\001'
-  _globals['_KVDATATYPE']._serialized_start=869
-  _globals['_KVDATATYPE']._serialized_end=990
-  _globals['_SPANLAYOUT']._serialized_start=992
-  _globals['_SPANLAYOUT']._serialized_end=1074
-  _globals['_DIGESTKIND']._serialized_start=1076
-  _globals['_DIGESTKIND']._serialized_end=1189
-  _globals['_TRANSFERMODE']._serialized_start=1191
-  _globals['_TRANSFERMODE']._serialized_end=1315
+  _globals['_KVDATATYPE']._serialized_start=998
+  _globals['_KVDATATYPE']._serialized_end=1119
+  _globals['_SPANLAYOUT']._serialized_start=1121
+  _globals['_SPANLAYOUT']._serialized_end=1203
+  _globals['_DIGESTKIND']._serialized_start=1205
+  _globals['_DIGESTKIND']._serialized_end=1318
+  _globals['_TRANSFERMODE']._serialized_start=1320
+  _globals['_TRANSFERMODE']._serialized_end=1444
+  _globals['_NUMERICSPOLICY']._serialized_start=1446
+  _globals['_NUMERICSPOLICY']._serialized_end=1552
+  _globals['_ENGINEORIGIN']._serialized_start=1554
+  _globals['_ENGINEORIGIN']._serialized_end=1653
   _globals['_INDEXRANGE']._serialized_start=39
   _globals['_INDEXRANGE']._serialized_end=80
   _globals['_LAYERGEOMETRY']._serialized_start=83
   _globals['_LAYERGEOMETRY']._serialized_end=234
   _globals['_KVGEOMETRY']._serialized_start=236
-  _globals['_KVGEOMETRY']._serialized_end=331
-  _globals['_MODELFINGERPRINT']._serialized_start=333
-  _globals['_MODELFINGERPRINT']._serialized_end=403
-  _globals['_NUMERICS']._serialized_start=405
-  _globals['_NUMERICS']._serialized_end=453
-  _globals['_PEERIDENTITY']._serialized_start=456
-  _globals['_PEERIDENTITY']._serialized_end=867
-  _globals['_PEERIDENTITY_CONFIGFIELDSENTRY']._serialized_start=760
-  _globals['_PEERIDENTITY_CONFIGFIELDSENTRY']._serialized_end=811
-  _globals['_PEERIDENTITY_TOKENIZERFIELDSENTRY']._serialized_start=813
-  _globals['_PEERIDENTITY_TOKENIZERFIELDSENTRY']._serialized_end=867
+  _globals['_KVGEOMETRY']._serialized_end=329
+  _globals['_MODELFINGERPRINT']._serialized_start=331
+  _globals['_MODELFINGERPRINT']._serialized_end=426
+  _globals['_NUMERICS']._serialized_start=428
+  _globals['_NUMERICS']._serialized_end=476
+  _globals['_ENGINEFACTS']._serialized_start=478
+  _globals['_ENGINEFACTS']._serialized_end=582
+  _globals['_PEERIDENTITY']._serialized_start=585
+  _globals['_PEERIDENTITY']._serialized_end=996
+  _globals['_PEERIDENTITY_CONFIGFIELDSENTRY']._serialized_start=889
+  _globals['_PEERIDENTITY_CONFIGFIELDSENTRY']._serialized_end=940
+  _globals['_PEERIDENTITY_TOKENIZERFIELDSENTRY']._serialized_start=942
+  _globals['_PEERIDENTITY_TOKENIZERFIELDSENTRY']._serialized_end=996
 # @@protoc_insertion_point(module_scope)

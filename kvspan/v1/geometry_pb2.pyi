@@ -32,6 +32,18 @@ class TransferMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TRANSFER_MODE_STREAM: _ClassVar[TransferMode]
     TRANSFER_MODE_DEFERRED: _ClassVar[TransferMode]
     TRANSFER_MODE_WHOLE: _ClassVar[TransferMode]
+
+class NumericsPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NUMERICS_POLICY_UNSPECIFIED: _ClassVar[NumericsPolicy]
+    NUMERICS_POLICY_EXACT: _ClassVar[NumericsPolicy]
+    NUMERICS_POLICY_DECLARED: _ClassVar[NumericsPolicy]
+
+class EngineOrigin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ENGINE_ORIGIN_UNSPECIFIED: _ClassVar[EngineOrigin]
+    ENGINE_ORIGIN_LOADED: _ClassVar[EngineOrigin]
+    ENGINE_ORIGIN_DECLARED: _ClassVar[EngineOrigin]
 KV_DATA_TYPE_UNSPECIFIED: KVDataType
 KV_DATA_TYPE_BFLOAT16: KVDataType
 KV_DATA_TYPE_FLOAT16: KVDataType
@@ -46,6 +58,12 @@ TRANSFER_MODE_UNSPECIFIED: TransferMode
 TRANSFER_MODE_STREAM: TransferMode
 TRANSFER_MODE_DEFERRED: TransferMode
 TRANSFER_MODE_WHOLE: TransferMode
+NUMERICS_POLICY_UNSPECIFIED: NumericsPolicy
+NUMERICS_POLICY_EXACT: NumericsPolicy
+NUMERICS_POLICY_DECLARED: NumericsPolicy
+ENGINE_ORIGIN_UNSPECIFIED: EngineOrigin
+ENGINE_ORIGIN_LOADED: EngineOrigin
+ENGINE_ORIGIN_DECLARED: EngineOrigin
 
 class IndexRange(_message.Message):
     __slots__ = ("start", "stop")
@@ -72,24 +90,24 @@ class LayerGeometry(_message.Message):
     def __init__(self, layer_index: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[_Union[KVDataType, str]] = ..., window: _Optional[int] = ..., group_index: _Optional[int] = ...) -> None: ...
 
 class KVGeometry(_message.Message):
-    __slots__ = ("layers", "page_tokens", "vocab_size")
+    __slots__ = ("layers", "vocab_size")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
-    PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     layers: _containers.RepeatedCompositeFieldContainer[LayerGeometry]
-    page_tokens: int
     vocab_size: int
-    def __init__(self, layers: _Optional[_Iterable[_Union[LayerGeometry, _Mapping]]] = ..., page_tokens: _Optional[int] = ..., vocab_size: _Optional[int] = ...) -> None: ...
+    def __init__(self, layers: _Optional[_Iterable[_Union[LayerGeometry, _Mapping]]] = ..., vocab_size: _Optional[int] = ...) -> None: ...
 
 class ModelFingerprint(_message.Message):
-    __slots__ = ("config", "weights", "tokenizer")
+    __slots__ = ("config", "weights", "tokenizer", "rounded_weights")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    ROUNDED_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     config: str
     weights: str
     tokenizer: str
-    def __init__(self, config: _Optional[str] = ..., weights: _Optional[str] = ..., tokenizer: _Optional[str] = ...) -> None: ...
+    rounded_weights: str
+    def __init__(self, config: _Optional[str] = ..., weights: _Optional[str] = ..., tokenizer: _Optional[str] = ..., rounded_weights: _Optional[str] = ...) -> None: ...
 
 class Numerics(_message.Message):
     __slots__ = ("engine", "chunk_tokens")
@@ -98,6 +116,18 @@ class Numerics(_message.Message):
     engine: str
     chunk_tokens: int
     def __init__(self, engine: _Optional[str] = ..., chunk_tokens: _Optional[int] = ...) -> None: ...
+
+class EngineFacts(_message.Message):
+    __slots__ = ("name", "origin", "widths", "can_resume")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    WIDTHS_FIELD_NUMBER: _ClassVar[int]
+    CAN_RESUME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    origin: EngineOrigin
+    widths: _containers.RepeatedScalarFieldContainer[int]
+    can_resume: bool
+    def __init__(self, name: _Optional[str] = ..., origin: _Optional[_Union[EngineOrigin, str]] = ..., widths: _Optional[_Iterable[int]] = ..., can_resume: _Optional[bool] = ...) -> None: ...
 
 class PeerIdentity(_message.Message):
     __slots__ = ("model_name", "fingerprint", "config_fields", "geometry", "numerics", "tokenizer_fields")

@@ -40,7 +40,7 @@ class PrefillServiceGetCapabilitiesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class PrefillServiceGetCapabilitiesResponse(_message.Message):
-    __slots__ = ("versions", "boot_id", "identity", "modes", "digests", "layouts", "granularity", "max_prompt_tokens", "max_concurrency", "can_skip_prefix", "linears", "num_threads", "longest_step_ms")
+    __slots__ = ("versions", "boot_id", "identity", "modes", "digests", "layouts", "granularity", "max_prompt_tokens", "max_concurrency", "linears", "num_threads", "longest_step_ms", "engine")
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
@@ -50,10 +50,10 @@ class PrefillServiceGetCapabilitiesResponse(_message.Message):
     GRANULARITY_FIELD_NUMBER: _ClassVar[int]
     MAX_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
-    CAN_SKIP_PREFIX_FIELD_NUMBER: _ClassVar[int]
     LINEARS_FIELD_NUMBER: _ClassVar[int]
     NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
     LONGEST_STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     versions: VersionRange
     boot_id: str
     identity: _geometry_pb2.PeerIdentity
@@ -63,11 +63,11 @@ class PrefillServiceGetCapabilitiesResponse(_message.Message):
     granularity: SpanGranularity
     max_prompt_tokens: int
     max_concurrency: int
-    can_skip_prefix: bool
     linears: str
     num_threads: int
     longest_step_ms: int
-    def __init__(self, versions: _Optional[_Union[VersionRange, _Mapping]] = ..., boot_id: _Optional[str] = ..., identity: _Optional[_Union[_geometry_pb2.PeerIdentity, _Mapping]] = ..., modes: _Optional[_Iterable[_Union[_geometry_pb2.TransferMode, str]]] = ..., digests: _Optional[_Iterable[_Union[_geometry_pb2.DigestKind, str]]] = ..., layouts: _Optional[_Iterable[_Union[_geometry_pb2.SpanLayout, str]]] = ..., granularity: _Optional[_Union[SpanGranularity, _Mapping]] = ..., max_prompt_tokens: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., can_skip_prefix: _Optional[bool] = ..., linears: _Optional[str] = ..., num_threads: _Optional[int] = ..., longest_step_ms: _Optional[int] = ...) -> None: ...
+    engine: _geometry_pb2.EngineFacts
+    def __init__(self, versions: _Optional[_Union[VersionRange, _Mapping]] = ..., boot_id: _Optional[str] = ..., identity: _Optional[_Union[_geometry_pb2.PeerIdentity, _Mapping]] = ..., modes: _Optional[_Iterable[_Union[_geometry_pb2.TransferMode, str]]] = ..., digests: _Optional[_Iterable[_Union[_geometry_pb2.DigestKind, str]]] = ..., layouts: _Optional[_Iterable[_Union[_geometry_pb2.SpanLayout, str]]] = ..., granularity: _Optional[_Union[SpanGranularity, _Mapping]] = ..., max_prompt_tokens: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., linears: _Optional[str] = ..., num_threads: _Optional[int] = ..., longest_step_ms: _Optional[int] = ..., engine: _Optional[_Union[_geometry_pb2.EngineFacts, _Mapping]] = ...) -> None: ...
 
 class PrefillServiceGetStatusRequest(_message.Message):
     __slots__ = ()
@@ -200,14 +200,16 @@ class VersionRange(_message.Message):
     def __init__(self, minimum: _Optional[int] = ..., maximum: _Optional[int] = ...) -> None: ...
 
 class SpanGranularity(_message.Message):
-    __slots__ = ("chunk_tokens", "min_span_bytes", "max_span_bytes")
+    __slots__ = ("chunk_tokens", "min_span_bytes", "max_span_bytes", "layer_stops")
     CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MIN_SPAN_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_SPAN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LAYER_STOPS_FIELD_NUMBER: _ClassVar[int]
     chunk_tokens: int
     min_span_bytes: int
     max_span_bytes: int
-    def __init__(self, chunk_tokens: _Optional[int] = ..., min_span_bytes: _Optional[int] = ..., max_span_bytes: _Optional[int] = ...) -> None: ...
+    layer_stops: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, chunk_tokens: _Optional[int] = ..., min_span_bytes: _Optional[int] = ..., max_span_bytes: _Optional[int] = ..., layer_stops: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TransferRequest(_message.Message):
     __slots__ = ("hello", "start_prefill", "release_span", "cancel_prefill", "ping")
@@ -254,23 +256,25 @@ class SlabHandle(_message.Message):
     def __init__(self, size_bytes: _Optional[int] = ..., layout: _Optional[_Union[_geometry_pb2.SpanLayout, str]] = ..., socket: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("versions", "boot_id", "identity", "modes", "digests", "slab")
+    __slots__ = ("versions", "boot_id", "identity", "modes", "digests", "slab", "numerics_policy")
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     MODES_FIELD_NUMBER: _ClassVar[int]
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
     SLAB_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_POLICY_FIELD_NUMBER: _ClassVar[int]
     versions: VersionRange
     boot_id: str
     identity: _geometry_pb2.PeerIdentity
     modes: _containers.RepeatedScalarFieldContainer[_geometry_pb2.TransferMode]
     digests: _containers.RepeatedScalarFieldContainer[_geometry_pb2.DigestKind]
     slab: SlabHandle
-    def __init__(self, versions: _Optional[_Union[VersionRange, _Mapping]] = ..., boot_id: _Optional[str] = ..., identity: _Optional[_Union[_geometry_pb2.PeerIdentity, _Mapping]] = ..., modes: _Optional[_Iterable[_Union[_geometry_pb2.TransferMode, str]]] = ..., digests: _Optional[_Iterable[_Union[_geometry_pb2.DigestKind, str]]] = ..., slab: _Optional[_Union[SlabHandle, _Mapping]] = ...) -> None: ...
+    numerics_policy: _geometry_pb2.NumericsPolicy
+    def __init__(self, versions: _Optional[_Union[VersionRange, _Mapping]] = ..., boot_id: _Optional[str] = ..., identity: _Optional[_Union[_geometry_pb2.PeerIdentity, _Mapping]] = ..., modes: _Optional[_Iterable[_Union[_geometry_pb2.TransferMode, str]]] = ..., digests: _Optional[_Iterable[_Union[_geometry_pb2.DigestKind, str]]] = ..., slab: _Optional[_Union[SlabHandle, _Mapping]] = ..., numerics_policy: _Optional[_Union[_geometry_pb2.NumericsPolicy, str]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("version", "boot_id", "identity", "modes", "digest", "granularity", "max_prompt_tokens", "max_concurrency", "can_skip_prefix", "nonce", "longest_step_ms")
+    __slots__ = ("version", "boot_id", "identity", "modes", "digest", "granularity", "max_prompt_tokens", "max_concurrency", "nonce", "longest_step_ms", "engine")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
@@ -279,9 +283,9 @@ class Welcome(_message.Message):
     GRANULARITY_FIELD_NUMBER: _ClassVar[int]
     MAX_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
-    CAN_SKIP_PREFIX_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     LONGEST_STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     version: int
     boot_id: str
     identity: _geometry_pb2.PeerIdentity
@@ -290,13 +294,13 @@ class Welcome(_message.Message):
     granularity: SpanGranularity
     max_prompt_tokens: int
     max_concurrency: int
-    can_skip_prefix: bool
     nonce: bytes
     longest_step_ms: int
-    def __init__(self, version: _Optional[int] = ..., boot_id: _Optional[str] = ..., identity: _Optional[_Union[_geometry_pb2.PeerIdentity, _Mapping]] = ..., modes: _Optional[_Iterable[_Union[_geometry_pb2.TransferMode, str]]] = ..., digest: _Optional[_Union[_geometry_pb2.DigestKind, str]] = ..., granularity: _Optional[_Union[SpanGranularity, _Mapping]] = ..., max_prompt_tokens: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., can_skip_prefix: _Optional[bool] = ..., nonce: _Optional[bytes] = ..., longest_step_ms: _Optional[int] = ...) -> None: ...
+    engine: _geometry_pb2.EngineFacts
+    def __init__(self, version: _Optional[int] = ..., boot_id: _Optional[str] = ..., identity: _Optional[_Union[_geometry_pb2.PeerIdentity, _Mapping]] = ..., modes: _Optional[_Iterable[_Union[_geometry_pb2.TransferMode, str]]] = ..., digest: _Optional[_Union[_geometry_pb2.DigestKind, str]] = ..., granularity: _Optional[_Union[SpanGranularity, _Mapping]] = ..., max_prompt_tokens: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., nonce: _Optional[bytes] = ..., longest_step_ms: _Optional[int] = ..., engine: _Optional[_Union[_geometry_pb2.EngineFacts, _Mapping]] = ...) -> None: ...
 
 class StartPrefill(_message.Message):
-    __slots__ = ("transfer_id", "attempt", "slot_id", "generation", "slot_offset", "slot_size", "token_ids", "first_token", "mode", "time_limit", "request_id")
+    __slots__ = ("transfer_id", "attempt", "slot_id", "generation", "slot_offset", "slot_size", "token_ids", "mode", "time_limit", "request_id", "first_tokens")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     SLOT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -304,10 +308,10 @@ class StartPrefill(_message.Message):
     SLOT_OFFSET_FIELD_NUMBER: _ClassVar[int]
     SLOT_SIZE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     TIME_LIMIT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     transfer_id: int
     attempt: int
     slot_id: int
@@ -315,11 +319,11 @@ class StartPrefill(_message.Message):
     slot_offset: int
     slot_size: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
-    first_token: int
     mode: _geometry_pb2.TransferMode
     time_limit: _duration_pb2.Duration
     request_id: str
-    def __init__(self, transfer_id: _Optional[int] = ..., attempt: _Optional[int] = ..., slot_id: _Optional[int] = ..., generation: _Optional[int] = ..., slot_offset: _Optional[int] = ..., slot_size: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., first_token: _Optional[int] = ..., mode: _Optional[_Union[_geometry_pb2.TransferMode, str]] = ..., time_limit: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    first_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, transfer_id: _Optional[int] = ..., attempt: _Optional[int] = ..., slot_id: _Optional[int] = ..., generation: _Optional[int] = ..., slot_offset: _Optional[int] = ..., slot_size: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., mode: _Optional[_Union[_geometry_pb2.TransferMode, str]] = ..., time_limit: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., first_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PrefillAccepted(_message.Message):
     __slots__ = ("transfer_id", "attempt", "queue_position")

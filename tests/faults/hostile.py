@@ -22,6 +22,7 @@ from common.kv.digest import DigestKind, digest
 from common.kv.geometry import KVGeometry
 from common.kv.plan import SpanGranularity, plan_spans
 from common.kv.spans import SPAN_LAYOUT, Span
+from common.session.identity import EngineFacts
 from common.session.messages import (
     GroupTotals,
     Hello,
@@ -184,7 +185,7 @@ class HostilePrefill:
             granularity=GRANULARITY,
             max_prompt_tokens=1024,
             max_concurrency=8,
-            can_skip_prefix=False,
+            engine=EngineFacts("hostile"),
         )
 
     def welcome(self, slab: SlabSegment) -> pb.TransferResponse:
@@ -200,7 +201,7 @@ class HostilePrefill:
                 granularity=offer.granularity,
                 max_prompt_tokens=offer.max_prompt_tokens,
                 max_concurrency=offer.max_concurrency,
-                can_skip_prefix=offer.can_skip_prefix,
+                engine=offer.engine,
                 nonce=slab.nonce,
             )
         )
@@ -257,7 +258,7 @@ def _serialized(message: pb.TransferResponse) -> bytes:
 
 def answer(start: StartPrefill, slab: SlabSegment, geometry: KVGeometry, fill: int) -> Messages:
     """Return what an honest peer says to a prompt, over one byte again and again."""
-    plan = plan_spans(geometry, start.first_token, len(start.token_ids), GRANULARITY)
+    plan = plan_spans(geometry, start.required, GRANULARITY)
     totals = [[0, 0, 0] for _ in geometry.groups]
     now_ns = time.monotonic_ns()
     messages = [to_proto(PrefillAccepted(start.transfer_id, start.attempt, 0))]

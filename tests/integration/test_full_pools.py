@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from common.engine.prefill import Logits, PrefillEngine, Wanted
-from common.kv.plan import SpanPlan, plan_spans
+from common.kv.plan import SpanPlan
 from common.kv.writer import KVWriter
 from common.wire.failure import RemoteFailure
 from tests.integration.conftest import LoadPair
 from tests.integration.test_publication import num_jobs
 from tests.integration.test_windows_and_groups import with_pools
 from tests.support.cases import Oracle, prompt_of
+from tests.support.factories import plan_of
 from tests.support.gates import Gate, Prefill, gated, with_engine
 from tests.support.pair import LoadedPair, Pair, make_configs, running_pair, wait_until
 
@@ -114,7 +115,7 @@ def span_plan(pair: Pair, prompt_len: int) -> SpanPlan:
     """Return the spans that the pair has agreed on for a prompt."""
     (peer,) = pair.decode.peers
     assert peer.session
-    return plan_spans(
+    return plan_of(
         pair.loaded.decode.backend.identity().geometry, 0, prompt_len, peer.session.welcome.granularity
     )
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from common.kv.plan import plan_spans
 from common.wire.failure import RemoteFailure
 from decode_service.app import Loaded
 from decode_service.cache.storage import Kind, PagedStorage
@@ -21,6 +20,7 @@ from kvspan.v1 import transfer_pb2
 from tests.integration.conftest import LoadPair, shared_pair
 from tests.integration.test_publication import digest_after
 from tests.support.cases import Oracle, prompt_of
+from tests.support.factories import plan_of
 from tests.support.gates import Gate, lying
 from tests.support.pair import MODES, Pair, make_configs, pages_of, running_pair, wait_until
 
@@ -115,7 +115,7 @@ async def test_s3_only_window_and_full_layers_positions_are_sent(pair: Pair, len
     completion = await pair.ask(prompt_of(length), 1)
 
     exact = sum(g.token_bytes * len(g.visible(length)) for g in geometry.groups)
-    planned = plan_spans(geometry, 0, length, granularity).total_bytes
+    planned = plan_of(geometry, 0, length, granularity).total_bytes
     assert completion.timings.num_bytes == planned
     assert exact <= planned < exact + 64 * 2 * len(geometry.layers) * (length // 64 + 2)
 

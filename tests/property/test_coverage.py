@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from common.errors import TransferError
 from common.kv.coverage import Coverage, Placement
-from common.kv.plan import SpanGranularity, plan_spans
+from common.kv.plan import SpanGranularity
 from common.kv.ranges import Range
 from common.kv.spans import Span
-from tests.support.factories import make_hybrid_geometry, make_span
+from tests.support.factories import make_hybrid_geometry, make_span, plan_of
 
 GEOMETRY = make_hybrid_geometry(windows=(6, None, 6))
 REQUIRED = GEOMETRY.required(2, 9)
@@ -75,7 +75,7 @@ def test_a_transfer_completes_whatever_is_reordered_or_repeated(
     data: st.DataObject, chunk_tokens: int, min_span_bytes: int
 ) -> None:
     """The spans of a plan, shuffled and some told twice, complete coverage with the last missing one."""
-    plan = plan_spans(GEOMETRY, 2, 9, SpanGranularity(chunk_tokens, min_span_bytes, 2000))
+    plan = plan_of(GEOMETRY, 2, 9, SpanGranularity(chunk_tokens, min_span_bytes, 2000))
     told = [
         make_span(
             GEOMETRY.groups[span.group_index], span.layers, span.tokens, sequence=i, offset=4096 + span.offset
@@ -96,7 +96,7 @@ def test_a_transfer_completes_whatever_is_reordered_or_repeated(
 @given(st.data(), st.integers(1, 5))
 def test_a_lost_span_is_named_as_missing(data: st.DataObject, chunk_tokens: int) -> None:
     """Without one span coverage stays open, and what is missing is that span's group and tokens."""
-    plan = plan_spans(GEOMETRY, 2, 9, SpanGranularity(chunk_tokens, 0, 4096))
+    plan = plan_of(GEOMETRY, 2, 9, SpanGranularity(chunk_tokens, 0, 4096))
     lost = data.draw(st.sampled_from(plan.spans))
     coverage = Coverage(GEOMETRY.groups, REQUIRED, SLOT)
     for i, span in enumerate(plan):

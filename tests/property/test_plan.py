@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from common.kv.coverage import Coverage
 from common.kv.geometry import DType, KVGeometry, LayerGeometry
-from common.kv.plan import SpanGranularity, SpanPlan, plan_spans
+from common.kv.plan import SpanGranularity, SpanPlan
 from common.kv.ranges import Range
 from common.kv.spans import PART_ALIGNMENT, align_up, part_stride
-from tests.support.factories import make_span
+from tests.support.factories import make_span, plan_of
 
 SHAPES = (
     (3, 8, DType.FLOAT32, None),
@@ -48,7 +48,7 @@ def test_a_plan_covers_exactly_what_is_required(
     geometry: KVGeometry, export: tuple[int, int], granularity: SpanGranularity
 ) -> None:
     """Placing every planned span completes the coverage, which refuses any overlap and any excess."""
-    plan = plan_spans(geometry, *export, granularity)
+    plan = plan_of(geometry, *export, granularity)
     coverage = Coverage(geometry.groups, geometry.required(*export), Range(4096, 4096 + plan.total_bytes))
 
     for sequence, span in enumerate(plan):
@@ -67,7 +67,7 @@ def test_bytes_of_a_plan_follow_each_other_without_gap(
     geometry: KVGeometry, export: tuple[int, int], granularity: SpanGranularity
 ) -> None:
     """Offsets are aligned and sequential, and the total is the end of the last span."""
-    plan = plan_spans(geometry, *export, granularity)
+    plan = plan_of(geometry, *export, granularity)
     ends = [0, *(span.offset + span.length for span in plan)]
 
     assert [span.offset for span in plan] == ends[:-1]
@@ -80,7 +80,7 @@ def test_spans_of_a_plan_stay_in_a_chunk_and_below_the_maximum(
     geometry: KVGeometry, export: tuple[int, int], granularity: SpanGranularity
 ) -> None:
     """Only one token of one layer may be above the maximum."""
-    for span in plan_spans(geometry, *export, granularity):
+    for span in plan_of(geometry, *export, granularity):
         one_token = align_up(2 * geometry.groups[span.group_index].row_bytes)
         is_atom = len(span.tokens) == 1 and len(span.layers) == 1
 
@@ -96,7 +96,7 @@ def test_spans_of_a_plan_come_in_order_of_completion(
     geometry: KVGeometry, export: tuple[int, int], granularity: SpanGranularity
 ) -> None:
     """Chunk by chunk, and in a chunk by the model layer after which a span is complete."""
-    plan = plan_spans(geometry, *export, granularity)
+    plan = plan_of(geometry, *export, granularity)
     order = [(span.tokens.start // granularity.chunk_tokens, span.completed_by) for span in plan]
 
     assert order == sorted(order)
@@ -113,7 +113,7 @@ def test_layers_are_merged_as_far_as_the_bounds_ask(
     """A span below the minimum is its group's last, cannot take one more layer, or is of a split layer."""
     required = geometry.required(*export)
 
-    for span in plan_spans(geometry, *export, granularity):
+    for span in plan_of(geometry, *export, granularity):
         group = geometry.groups[span.group_index]
         chunk_start = span.tokens.start // granularity.chunk_tokens * granularity.chunk_tokens
         carried = required[span.group_index].intersection(
@@ -133,12 +133,14 @@ def test_layers_are_merged_as_far_as_the_bounds_ask(
 def test_chunks_of_a_plan_tile_the_grid(
     geometry: KVGeometry, export: tuple[int, int], granularity: SpanGranularity
 ) -> None:
-    """Prefill runs every chunk from the one that holds the first token to the end of the prompt."""
-    plan: SpanPlan = plan_spans(geometry, *export, granularity)
+    """Every chunk from the one that holds the first wanted position to the end of the prompt."""
+    wanted = [tokens for tokens in geometry.required(*export) if tokens]
+    plan: SpanPlan = plan_of(geometry, *export, granularity)
     chunks = [chunk.chunk for chunk in plan.chunks]
 
     assert all(a.stop == b.start for a, b in pairwise(chunks))
     assert all(chunk.start % granularity.chunk_tokens == 0 for chunk in chunks)
-    assert (not chunks) == (export[0] == export[1])
+    assert (not chunks) == (not wanted)
     assert all(len(chunk) <= granularity.chunk_tokens for chunk in chunks)
-    assert not chunks or (chunks[0].start <= export[0] < chunks[0].stop and chunks[-1].stop == export[1])
+    first = min((tokens.start for tokens in wanted), default=0)
+    assert not chunks or (chunks[0].start <= first < chunks[0].stop and chunks[-1].stop == export[1])

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from common.errors import LeaseExpired
 from common.kv.coverage import Coverage
 from common.kv.geometry import KVGeometry
-from common.kv.plan import PlannedSpan, SpanGranularity, SpanPlan, plan_spans
+from common.kv.plan import PlannedSpan, SpanGranularity, SpanPlan
 from common.kv.ranges import Range
 from common.kv.ring import minimum_ring, ring_shares, slot_bytes
 from prefill_service.credit import CreditRing, CreditTerms
 from tests.property.test_plan import geometries
 from tests.support.clock import ManualClock
-from tests.support.factories import make_span
+from tests.support.factories import make_span, plan_of
 
 Step = tuple[PlannedSpan, bool, bool]
 """One layer of one chunk is written: the span it goes to, whether it is its first layer, and its last."""
@@ -32,7 +32,7 @@ def plans(draw: st.DrawFn) -> tuple[KVGeometry, SpanPlan, int, int]:
     first_token = draw(st.integers(0, prompt_len - 1))
     smallest = draw(st.integers(0, 3000))
     granularity = SpanGranularity(draw(st.integers(1, 9)), smallest, draw(st.integers(smallest + 64, 6000)))
-    return geometry, plan_spans(geometry, first_token, prompt_len, granularity), first_token, prompt_len
+    return geometry, plan_of(geometry, first_token, prompt_len, granularity), first_token, prompt_len
 
 
 def steps(geometry: KVGeometry, plan: SpanPlan) -> Iterator[Step]:

@@ -10,7 +10,14 @@ from common.kv.geometry import DType, KVGeometry, LayerGeometry
 from common.kv.plan import SpanGranularity
 from common.kv.ranges import Range
 from common.kv.spans import SPAN_LAYOUT, Span
-from common.session.identity import ModelFingerprint, Numerics, PeerIdentity
+from common.session.identity import (
+    EngineFacts,
+    ModelFingerprint,
+    Numerics,
+    NumericsPolicy,
+    Origin,
+    PeerIdentity,
+)
 from common.session.messages import (
     CancelPrefill,
     DecodeMessage,
@@ -72,7 +79,6 @@ GEOMETRIES = st.builds(
     st.lists(LAYERS, min_size=1, max_size=6),
     st.lists(st.integers(1, 3), min_size=6, max_size=6),
     COUNT,
-    COUNT,
 )
 
 CANONICAL = st.dictionaries(TEXT, FREE_TEXT, max_size=3).map(lambda d: tuple(sorted(d.items())))
@@ -80,17 +86,27 @@ CANONICAL = st.dictionaries(TEXT, FREE_TEXT, max_size=3).map(lambda d: tuple(sor
 IDENTITIES = st.builds(
     PeerIdentity,
     model_name=FREE_TEXT,
-    fingerprint=st.builds(ModelFingerprint, TEXT, TEXT, TEXT),
+    fingerprint=st.builds(ModelFingerprint, TEXT, TEXT, TEXT, FREE_TEXT),
     config_fields=CANONICAL,
     geometry=GEOMETRIES,
-    numerics=st.builds(Numerics, TEXT, COUNT),
+    numerics=st.builds(Numerics, TEXT, UINT32),
     tokenizer_fields=CANONICAL,
 )
 
 MODES = st.lists(st.sampled_from(TransferMode), max_size=3).map(tuple)
 
 GRANULARITIES = st.builds(
-    lambda chunk, low, high: SpanGranularity(chunk, min(low, high), max(low, high, 64)), COUNT, INDEX, INDEX
+    lambda chunk, low, high, stops: SpanGranularity(
+        chunk, min(low, high), max(low, high, 64), tuple(sorted(stops))
+    ),
+    UINT32,
+    INDEX,
+    INDEX,
+    st.sets(UINT32, max_size=3),
+)
+
+ENGINES = st.builds(
+    EngineFacts, FREE_TEXT, st.sampled_from(Origin), st.lists(COUNT, max_size=3).map(tuple), st.booleans()
 )
 
 DECODE_MESSAGES: st.SearchStrategy[DecodeMessage] = st.one_of(
@@ -104,6 +120,7 @@ DECODE_MESSAGES: st.SearchStrategy[DecodeMessage] = st.one_of(
         slab=st.builds(
             SlabHandle, st.from_regex(r"[a-z][a-z0-9.-]*", fullmatch=True), COUNT, st.just(SPAN_LAYOUT)
         ),
+        numerics_policy=st.sampled_from(NumericsPolicy),
     ),
     st.builds(
         StartPrefill,
@@ -114,7 +131,7 @@ DECODE_MESSAGES: st.SearchStrategy[DecodeMessage] = st.one_of(
         slot_offset=INDEX,
         slot_size=INDEX,
         token_ids=st.lists(UINT32, max_size=5).map(tuple),
-        first_token=UINT32,
+        first_tokens=st.lists(UINT32, max_size=3).map(tuple),
         mode=st.sampled_from(TransferMode),
         time_limit_s=st.integers(0, 10**7).map(lambda milliseconds: milliseconds / 1000),
         request_id=FREE_TEXT,
@@ -152,7 +169,7 @@ PREFILL_MESSAGES: st.SearchStrategy[PrefillMessage] = st.one_of(
         granularity=GRANULARITIES,
         max_prompt_tokens=COUNT,
         max_concurrency=COUNT,
-        can_skip_prefix=st.booleans(),
+        engine=ENGINES,
         nonce=st.binary(min_size=1, max_size=32),
         longest_step_ms=UINT32,
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.kv.geometry import DType, GroupGeometry, KVGeometry, LayerGeometry
+from common.kv.plan import SpanGranularity, SpanPlan, plan_spans
 from common.kv.ranges import Range
 from common.kv.spans import Span, span_bytes
 from decode_service.cache.spec import CacheGeometry
@@ -49,6 +50,18 @@ def make_hybrid_geometry(
 def paged(geometry: KVGeometry, page_tokens: int = 4) -> CacheGeometry:
     """Return a model's KV in pages."""
     return CacheGeometry.of(geometry, page_tokens)
+
+
+def starts_of(geometry: KVGeometry, first_token: int, prompt_len: int) -> tuple[int, ...]:
+    """Return the first position that is wanted of each group, of those from `first_token` on."""
+    return tuple(tokens.start for tokens in geometry.required(first_token, prompt_len))
+
+
+def plan_of(
+    geometry: KVGeometry, first_token: int, prompt_len: int, granularity: SpanGranularity
+) -> SpanPlan:
+    """Return the spans of a prompt whose positions from `first_token` on are wanted where they are seen."""
+    return plan_spans(geometry, geometry.required(first_token, prompt_len), granularity)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ def pattern(group: GroupGeometry, layer_index: int, kind: Kind, tokens: Range, s
 
 def make_engine_identity(geometry: KVGeometry) -> EngineIdentity:
     """Return the checkpoint of something without weights."""
-    return EngineIdentity("pattern", ModelFingerprint("c0", "a1", "d2"), (), (), geometry)
+    return EngineIdentity("pattern", ModelFingerprint("c0", "a1", "d2", "b7"), (), (), geometry)
 
 
 def all_wanted(geometry: KVGeometry, prompt_len: int, first_token: int = 0) -> dict[int, Range]:

@@ -221,7 +221,7 @@ class FakeEngine:
             return None
         start = self._queue.popleft()
         if self._session.engine_started(start.transfer_id):
-            plan = plan_spans(GEOMETRY, start.first_token, len(start.token_ids), GRANULARITY)
+            plan = plan_spans(GEOMETRY, start.required, GRANULARITY)
             stop = threading.Event()
             self._run = _Run(start, deque(plan), _make_ring(plan, start, stop), stop)
         return ()

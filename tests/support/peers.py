@@ -17,7 +17,6 @@ from dataclasses import replace
 from common.errors import Cancelled, ChecksumMismatch, EngineFailed, KVSpanError, LeaseExpired, PeerLost
 from common.kv.coverage import Coverage
 from common.kv.digest import digest
-from common.kv.plan import plan_spans
 from common.kv.ranges import Range
 from common.kv.ring import minimum_ring
 from common.session.actions import (
@@ -45,6 +44,7 @@ from common.session.prefill_side import PrefillSession
 from common.session.prefill_states import PrefillState
 from common.session.transfer_states import END_ACCEPTED
 from common.slab.allocator import SlotAllocator
+from tests.support.factories import plan_of, starts_of
 from tests.support.peer_parts import (
     DIGEST,
     GEOMETRY,
@@ -95,7 +95,7 @@ class SessionPair:
     def start(self, wish: Wish) -> bool:
         """Reserve pages and slot, then start a transfer; nothing when something is full."""
         cells = place_cells(wish)
-        plan = plan_spans(GEOMETRY, wish.first_token, wish.prompt_len, GRANULARITY)
+        plan = plan_of(GEOMETRY, wish.first_token, wish.prompt_len, GRANULARITY)
         slot_bytes = minimum_ring(plan) if wish.is_tight else plan.total_bytes
         is_full = self.decode.statistics().num_transfers == 3
         if self.decode.state is not SessionState.OPEN or is_full or not self._allocator.can_lease(slot_bytes):
@@ -113,7 +113,7 @@ class SessionPair:
             slot_offset=slot.offset,
             slot_size=slot.size,
             token_ids=tuple(range(wish.prompt_len)),
-            first_token=wish.first_token,
+            first_tokens=starts_of(GEOMETRY, wish.first_token, wish.prompt_len),
             mode=wish.mode,
             time_limit_s=30.0,
             request_id="same for all",

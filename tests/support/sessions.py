@@ -19,7 +19,7 @@ from common.kv.ranges import Range
 from common.kv.spans import SPAN_LAYOUT, Span
 from common.session.actions import DecodeAction, PrefillAction, Send
 from common.session.decode_side import DecodeSession
-from common.session.identity import ModelFingerprint, Numerics, PeerIdentity
+from common.session.identity import EngineFacts, ModelFingerprint, Numerics, PeerIdentity
 from common.session.messages import (
     CancelPrefill,
     DecodeMessage,
@@ -52,7 +52,7 @@ def make_identity(geometry: KVGeometry | None = None) -> PeerIdentity:
     """Return who a peer is; vary it with `dataclasses.replace`."""
     return PeerIdentity(
         model_name="tiny",
-        fingerprint=ModelFingerprint(config="c0", weights="3e", tokenizer="70"),
+        fingerprint=ModelFingerprint(config="c0", weights="3e", tokenizer="70", rounded_weights="5a"),
         config_fields=(("hidden_size", "48"), ("rope_theta", "10000.0")),
         geometry=geometry if geometry is not None else make_geometry(),
         numerics=Numerics(engine="torch-cpu", chunk_tokens=GRANULARITY.chunk_tokens),
@@ -84,7 +84,7 @@ def make_offer(identity: PeerIdentity | None = None) -> PrefillOffer:
         granularity=GRANULARITY,
         max_prompt_tokens=13,
         max_concurrency=3,
-        can_skip_prefix=True,
+        engine=EngineFacts("pattern"),
     )
 
 
@@ -100,7 +100,7 @@ def make_welcome(identity: PeerIdentity | None = None) -> Welcome:
         granularity=offer.granularity,
         max_prompt_tokens=offer.max_prompt_tokens,
         max_concurrency=offer.max_concurrency,
-        can_skip_prefix=offer.can_skip_prefix,
+        engine=offer.engine,
         nonce=NONCE,
         longest_step_ms=offer.longest_step_ms,
     )
@@ -113,7 +113,7 @@ def make_start(
     slot: tuple[int, int] = (7, 3),
     slot_bytes: Range = SLOT_BYTES,
     token_ids: tuple[int, ...] = PROMPT,
-    first_token: int = 0,
+    first_tokens: tuple[int, ...] = (0,),
 ) -> StartPrefill:
     """Return a StartPrefill; `slot` is (id, generation)."""
     return StartPrefill(
@@ -124,7 +124,7 @@ def make_start(
         slot_offset=slot_bytes.start,
         slot_size=len(slot_bytes),
         token_ids=token_ids,
-        first_token=first_token,
+        first_tokens=first_tokens,
         mode=TransferMode.STREAM,
         time_limit_s=30.0,
         request_id="name-from-the-client",
@@ -134,9 +134,8 @@ def make_start(
 def make_coverage(start: StartPrefill, geometry: KVGeometry | None = None) -> Coverage:
     """Return the empty coverage of a transfer."""
     geometry = geometry if geometry is not None else make_geometry()
-    required = geometry.required(start.first_token, len(start.token_ids))
     slot_bytes = Range(start.slot_offset, start.slot_offset + start.slot_size)
-    return Coverage(geometry.groups, required, slot_bytes)
+    return Coverage(geometry.groups, start.required, slot_bytes)
 
 
 def make_spans(
@@ -146,7 +145,7 @@ def make_spans(
 ) -> list[Span]:
     """Return every span of a transfer in the order of production, none sharing bytes with another."""
     geometry = geometry if geometry is not None else make_geometry()
-    plan = plan_spans(geometry, start.first_token, len(start.token_ids), granularity)
+    plan = plan_spans(geometry, start.required, granularity)
     return [
         Span(
             transfer_id=start.transfer_id,

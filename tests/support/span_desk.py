@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from common.kv.digest import DigestKind, digest
 from common.kv.geometry import KVGeometry
-from common.kv.plan import SpanGranularity, plan_spans
+from common.kv.plan import SpanGranularity
 from common.kv.ranges import Range
 from common.kv.ring import minimum_ring, ring_shares
 from common.kv.spans import Span, key_range, value_range
@@ -16,7 +16,7 @@ from decode_service.cache.storage import Kind
 from prefill_service.credit import CreditRing, CreditTerms
 from prefill_service.span_writer import SlotTarget, SpanWriter
 from tests.support.clock import ManualClock
-from tests.support.factories import make_hybrid_geometry, paged
+from tests.support.factories import make_hybrid_geometry, paged, plan_of, starts_of
 from tests.support.fakes import PatternEngine, all_wanted, pattern
 from tests.support.sessions import make_start
 
@@ -57,18 +57,24 @@ class SpanDesk:
     clock: TickingClock = field(init=False)
 
     def __post_init__(self) -> None:
-        plan = plan_spans(self.geometry, self.first_token, self.prompt_len, self.granularity)
+        plan = plan_of(self.geometry, self.first_token, self.prompt_len, self.granularity)
         size = minimum_ring(plan) if self.is_ring else plan.total_bytes
         self.slot, self.clock = Range(4096, 4096 + size), TickingClock(START_NS)
         self.memory = bytearray([GUARD]) * (size + 2 * GUARD_BYTES)
-        start = make_start(slot_bytes=self.slot, token_ids=self.tokens, first_token=self.first_token)
+        start = make_start(
+            slot_bytes=self.slot,
+            token_ids=self.tokens,
+            first_tokens=starts_of(self.geometry, self.first_token, self.prompt_len),
+        )
         memory = memoryview(self.memory)[GUARD_BYTES : GUARD_BYTES + size]
-        target = SlotTarget(replace(start, mode=self.mode), memory, DigestKind.XXH3_64, self.hear)
+        target = SlotTarget(
+            replace(start, mode=self.mode), self.geometry, memory, DigestKind.XXH3_64, self.hear
+        )
         if self.is_ring:
             assert size < plan.total_bytes
             terms = CreditTerms(0, threading.Event(), ManualClock())
             self.ring = CreditRing(ring_shares(plan, size), terms)
-        self.writer = SpanWriter(self.geometry, plan, target, self.clock, self.ring)
+        self.writer = SpanWriter(plan, target, self.clock, self.ring)
 
     @property
     def tokens(self) -> tuple[int, ...]:

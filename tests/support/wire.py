@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-un
 from common.kv.digest import DigestKind
 from common.kv.plan import SpanGranularity
 from common.kv.spans import SPAN_LAYOUT
-from common.session.identity import ModelFingerprint, Numerics, PeerIdentity
+from common.session.identity import EngineFacts, ModelFingerprint, Numerics, Origin, PeerIdentity
 from common.session.messages import (
     GroupTotals,
     Hello,
@@ -41,7 +41,7 @@ def make_peer_identity() -> PeerIdentity:
     """Return an identity whose fields all differ."""
     return PeerIdentity(
         model_name="tiny",
-        fingerprint=ModelFingerprint(config="c0", weights="e1", tokenizer="70"),
+        fingerprint=ModelFingerprint(config="c0", weights="e1", tokenizer="70", rounded_weights="5a"),
         config_fields=(("hidden_size", "24"), ("model_type", '"tiny"')),
         geometry=make_hybrid_geometry(),
         numerics=Numerics(engine="torch-cpu", chunk_tokens=8),
@@ -71,7 +71,7 @@ def make_start_message() -> StartPrefill:
         slot_offset=4096,
         slot_size=2048,
         token_ids=(5, 9, 2, 8, 4),
-        first_token=4,
+        first_tokens=(4, 5),
         mode=TransferMode.DEFERRED,
         time_limit_s=2.5,
         request_id="r-6",
@@ -86,10 +86,12 @@ def make_welcome_message() -> Welcome:
         identity=make_peer_identity(),
         modes=(TransferMode.STREAM,),
         digest=DigestKind.XXH3_64,
-        granularity=SpanGranularity(chunk_tokens=8, min_span_bytes=128, max_span_bytes=512),
+        granularity=SpanGranularity(
+            chunk_tokens=8, min_span_bytes=128, max_span_bytes=512, layer_stops=(1, 3)
+        ),
         max_prompt_tokens=40,
         max_concurrency=3,
-        can_skip_prefix=True,
+        engine=EngineFacts("npu", Origin.DECLARED, (8, 40), can_resume=True),
         nonce=b"nonce",
         longest_step_ms=1700,
     )

@@ -54,7 +54,7 @@ def test_command_line_loads_nothing_heavy_before_it_runs() -> None:
             ["decode", "--model=demo", "--listen=50051"],
             "Invalid value for '--listen': '50051' must be host:port",
         ),
-        (["up", "--chunk-tokens=100"], "--chunk-tokens=100: must be a multiple of --page-tokens=64"),
+        (["up", "--chunk-tokens=100"], "--page-tokens=64: must divide --chunk-tokens=100"),
         (["up", "--min-span-bytes=9MiB"], "--min-span-bytes=9437184: must not exceed --max-span-bytes=1MiB"),
         (["up", "--time-limit-s=1e12"], "Invalid value for '--time-limit-s': 1000000000000.0 is not in the"),
         (

@@ -14,6 +14,7 @@ from common.session.messages import SourceTimings, TransferMode
 from prefill_service.job import Job, run_job
 from prefill_service.span_writer import SlotTarget
 from tests.support.clock import ManualClock
+from tests.support.factories import make_geometry
 from tests.support.fakes import PatternEngine, one_hot
 from tests.support.prefill_peers import make_engine
 from tests.support.sessions import GRANULARITY, PROMPT, make_start, make_totals
@@ -41,7 +42,7 @@ class Owner:
 def make_job(told: list[Span], slot: Range = SLOT, mode: TransferMode = TransferMode.STREAM) -> Job:
     """Return a job of five tokens accepted at 40 ns."""
     start = replace(make_start(), slot_size=len(slot), mode=mode)
-    target = SlotTarget(start, memoryview(bytearray(len(slot))), DigestKind.OFF, told.append)
+    target = SlotTarget(start, make_geometry(), memoryview(bytearray(len(slot))), DigestKind.OFF, told.append)
     return Job(Owner(3), target, accepted_ns=40, credit_wait_s=0)
 
 

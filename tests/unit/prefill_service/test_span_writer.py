@@ -8,13 +8,13 @@ import pytest
 from common.errors import EngineFailed, SpanOutOfRange
 from common.kv.coverage import Coverage
 from common.kv.digest import DigestKind
-from common.kv.plan import SpanGranularity, plan_spans
+from common.kv.plan import SpanGranularity
 from common.kv.ranges import Range
 from common.session.messages import TransferMode
 from decode_service.cache.storage import Kind
 from prefill_service.span_writer import SlotTarget, SpanWriter
 from tests.support.clock import ManualClock
-from tests.support.factories import make_geometry
+from tests.support.factories import make_geometry, plan_of
 from tests.support.fakes import PatternEngine, pattern
 from tests.support.sessions import make_start, make_totals
 from tests.support.span_desk import GRANULARITY, GUARD, HYBRID, SpanDesk
@@ -219,10 +219,12 @@ def test_what_breaks_the_engine_s_contract_fails_the_prompt(
 
 def test_a_slot_too_small_for_the_prompt_is_refused() -> None:
     """It comes from the peer, so it is the transfer's failure and not our bug; nothing was written."""
-    plan = plan_spans(HYBRID, 0, 21, GRANULARITY)
-    target = SlotTarget(make_start(), memoryview(bytearray(plan.total_bytes - 1)), DigestKind.OFF, print)
+    plan = plan_of(HYBRID, 0, 21, GRANULARITY)
+    target = SlotTarget(
+        make_start(), HYBRID, memoryview(bytearray(plan.total_bytes - 1)), DigestKind.OFF, print
+    )
 
     with pytest.raises(SpanOutOfRange) as refusal:
-        SpanWriter(HYBRID, plan, target, ManualClock())
+        SpanWriter(plan, target, ManualClock())
 
     assert refusal.value.field == "slot_size"

@@ -3,17 +3,17 @@
 import pytest
 
 from common.errors import PromptTooLong, SpanOutOfRange
-from common.kv.plan import SpanGranularity, SpanPlan, plan_spans
+from common.kv.plan import SpanGranularity, SpanPlan
 from common.kv.ranges import Range
 from common.kv.ring import minimum_ring, ring_shares, slot_bytes
-from tests.support.factories import make_geometry, make_hybrid_geometry
+from tests.support.factories import make_geometry, make_hybrid_geometry, plan_of
 
 GRANULARITY = SpanGranularity(chunk_tokens=8, min_span_bytes=0, max_span_bytes=4096)
 
 TOKEN_BYTES = {0: 2 * 3 * 8 * 4, 1: 2 * 3 * 16 * 4}
 """Keys and values of one token in one layer of each group of HYBRID: 192 and 384."""
 
-HYBRID = plan_spans(make_hybrid_geometry(windows=(6, 6, None)), 0, 21, GRANULARITY)
+HYBRID = plan_of(make_hybrid_geometry(windows=(6, 6, None)), 0, 21, GRANULARITY)
 """Chunks of 8, 8 and 5 tokens; the windowed group carries 5 of the last, twice; the other all 21, once."""
 
 RING_BYTES, FULL_BYTES = 2 * 5 * TOKEN_BYTES[0], 21 * TOKEN_BYTES[1]
@@ -22,7 +22,7 @@ LARGEST = (5 * TOKEN_BYTES[0], 8 * TOKEN_BYTES[1])
 
 def make_plan(prompt_len: int = 21) -> SpanPlan:
     """Return the plan of a model with one group: two spans in each chunk, 192 bytes a token."""
-    return plan_spans(make_geometry(), 0, prompt_len, GRANULARITY)
+    return plan_of(make_geometry(), 0, prompt_len, GRANULARITY)
 
 
 def test_the_smallest_window_holds_the_largest_span_of_each_group() -> None:
@@ -34,7 +34,7 @@ def test_the_smallest_window_holds_the_largest_span_of_each_group() -> None:
 
 def test_a_plan_without_spans_needs_no_window() -> None:
     """A prompt of which decode holds everything."""
-    plan = plan_spans(make_geometry(), 5, 5, GRANULARITY)
+    plan = plan_of(make_geometry(), 5, 5, GRANULARITY)
 
     assert minimum_ring(plan) == 0
     assert ring_shares(plan, 640) == ()
@@ -69,7 +69,7 @@ def test_a_window_of_the_whole_plan_gives_each_group_its_bytes() -> None:
 
 def test_a_group_without_spans_has_an_empty_share() -> None:
     """A window of one token asks for nothing that lies before it."""
-    plan = plan_spans(make_hybrid_geometry(windows=(1, None)), 0, 21, GRANULARITY)
+    plan = plan_of(make_hybrid_geometry(windows=(1, None)), 0, 21, GRANULARITY)
 
     assert ring_shares(plan, 6000)[0] == Range(0, 0)
 

@@ -248,7 +248,7 @@ def test_the_end_of_a_copy_that_is_not_under_way_raises(sequence: int) -> None:
 
 def test_a_done_without_any_span_completes_when_nothing_is_required() -> None:
     """A19: a window that decode holds already leaves nothing to carry and still ends."""
-    start = make_start(first_token=5)
+    start = make_start(first_tokens=(5,))
     transfer = make_transfer(start)
     transfer.start()
     transfer.accepted()

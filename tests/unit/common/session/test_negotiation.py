@@ -20,7 +20,7 @@ from common.kv.digest import DigestKind
 from common.kv.geometry import DType, KVGeometry, LayerGeometry
 from common.kv.plan import SpanGranularity
 from common.kv.spans import PART_ALIGNMENT
-from common.session.identity import PeerIdentity
+from common.session.identity import EngineFacts, NumericsPolicy, PeerIdentity
 from common.session.messages import SlabHandle, TransferMode, VersionRange
 from common.session.negotiation import (
     PROTOCOL_VERSIONS,
@@ -28,6 +28,7 @@ from common.session.negotiation import (
     PrefillOffer,
     compare,
     compared_fields,
+    may_differ,
     negotiate,
     refusal,
     verify_welcome,
@@ -74,7 +75,11 @@ IDENTITY_CHANGES: dict[str, tuple[Change, set[str], type[NegotiationError]]] = {
     "template": (_with_template('"other"'), {"tokenizer.chat_template"}, ModelMismatch),
     "rope": (_with_rope("500000.0"), {"config.rope_theta"}, ModelMismatch),
     "engine": (_with_numerics(engine="npu"), {"numerics.engine"}, ModelMismatch),
-    "grid": (_with_numerics(chunk_tokens=4), {"numerics.chunk_tokens"}, ModelMismatch),
+    "grid": (
+        _with_numerics(chunk_tokens=4),
+        {"numerics.chunk_tokens", "granularity.chunk_tokens"},
+        ModelMismatch,
+    ),
 }
 
 
@@ -114,7 +119,7 @@ def test_the_first_digest_that_prefill_has_is_chosen() -> None:
 def test_capacities_may_differ() -> None:
     """N2: slab, prompt and concurrency limits are each side's own and never compared."""
     hello = replace(make_hello(), slab=replace(make_hello().slab, size_bytes=1 << 40))
-    offer = replace(make_offer(), max_prompt_tokens=1_000_003, max_concurrency=1, can_skip_prefix=False)
+    offer = replace(make_offer(), max_prompt_tokens=1_000_003, max_concurrency=1, engine=EngineFacts("other"))
 
     assert negotiate(hello, offer) == negotiate(make_hello(), make_offer())
 
@@ -326,7 +331,7 @@ def test_a_wrong_nonce_means_that_the_slab_is_not_shared() -> None:
     assert refused.value.differences == (Difference("slab.nonce", "wrote one", "read another"),)
 
 
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("version", [2, 4])
 def test_a_version_outside_our_range_is_refused(version: int) -> None:
     """Prefill may only choose what decode offered."""
     with pytest.raises(VersionMismatch):
@@ -379,6 +384,75 @@ def test_a_granularity_of_any_span_size_is_taken(span_bytes: int) -> None:
     granularity = SpanGranularity(GRANULARITY.chunk_tokens, PART_ALIGNMENT, span_bytes)
 
     verify_welcome(make_hello(), replace(make_welcome(), granularity=granularity), NONCE)
+
+
+DECLARED = replace(make_hello(), numerics_policy=NumericsPolicy.DECLARED)
+
+TOLD: dict[str, tuple[Change, set[str]]] = {
+    "engine": (_with_numerics(engine="npu"), {"numerics.engine"}),
+    "dtype": (_with_geometry(dtype=DType.BFLOAT16), _per_layer("dtype")),
+    "weights in another type": (_with_fingerprint(weights="3f"), {"fingerprint.weights"}),
+}
+"""What keeps nobody apart where numerics are declared."""
+
+
+@pytest.mark.parametrize(("change", "fields"), TOLD.values(), ids=TOLD)
+def test_what_may_differ_is_told_where_numerics_are_declared(change: Change, fields: set[str]) -> None:
+    """The same peer is refused where they have to be equal."""
+    theirs = change(make_identity())
+
+    negotiate(DECLARED, make_offer(theirs))
+    verify_welcome(DECLARED, make_welcome(theirs), NONCE)
+
+    assert {one.field for one in may_differ(make_identity(), theirs)} == fields
+    assert {one.field for one in compare(make_identity(), theirs)} == fields
+
+
+ALONE_TOLD = ("engine", "dtype", "weights", "grid")
+REFUSED = {name: change for name, change in IDENTITY_CHANGES.items() if name not in ALONE_TOLD}
+
+
+@pytest.mark.parametrize("change", [change for change, _, _ in REFUSED.values()], ids=REFUSED)
+def test_another_model_is_refused_whatever_is_declared(change: Change) -> None:
+    """Heads, windows that are too short, vocabulary, config, tokenizer: nobody computes around those."""
+    with pytest.raises(NegotiationError):
+        negotiate(DECLARED, make_offer(change(make_identity())))
+
+
+def test_another_checkpoint_is_refused_whatever_is_declared() -> None:
+    """Rounded to one type its weights differ too, and the refusal names both digests."""
+    theirs = _with_fingerprint(weights="3f", rounded_weights="5b")(make_identity())
+
+    with pytest.raises(ModelMismatch) as refused:
+        negotiate(DECLARED, make_offer(theirs))
+
+    assert _fields(refused.value) == {"fingerprint.weights", "fingerprint.rounded_weights"}
+
+
+@pytest.mark.parametrize(
+    ("windows", "is_enough"),
+    [((None, None, None), True), ((8, None, 8), True), ((5, None, 5), False), ((6, 9, 6), False)],
+)
+def test_a_producer_keeps_what_decode_wants_or_more(windows: tuple[int | None, ...], is_enough: bool) -> None:
+    """A dense producer has every position of every layer; one that forgets earlier than decode has not."""
+    ours = make_identity(make_hybrid_geometry(windows=(6, None, 6), full_head_dim=8))
+    layers = tuple(
+        replace(layer, window=window) for layer, window in zip(ours.geometry.layers, windows, strict=True)
+    )
+    theirs = replace(ours, geometry=replace(ours.geometry, layers=layers))
+
+    assert (compare(ours, theirs, NumericsPolicy.DECLARED) == ()) == is_enough
+
+
+def test_an_own_grid_may_differ_where_numerics_are_declared() -> None:
+    """It has to be the grid on which its spans are cut all the same."""
+    theirs = _with_numerics(chunk_tokens=0)(make_identity())
+    offer = replace(make_offer(theirs), granularity=replace(GRANULARITY, chunk_tokens=0))
+
+    negotiate(DECLARED, offer)
+
+    with pytest.raises(ModelMismatch):
+        negotiate(DECLARED, replace(offer, granularity=GRANULARITY))
 
 
 def test_all_differences_of_a_welcome_are_named() -> None:

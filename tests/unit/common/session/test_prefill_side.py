@@ -176,7 +176,7 @@ def test_a_session_greets_attaches_and_welcomes() -> None:
 
     assert session.receive(make_hello()) == (AttachSlab(make_hello().slab),)
     assert session.attached(NONCE) == (Send(make_welcome()),)
-    assert session.agreement.version == 2
+    assert session.agreement.version == 3
 
 
 def test_a_hello_that_does_not_fit_changes_nothing() -> None:

@@ -32,7 +32,9 @@ CANCEL = CancelPrefill(21, 1, "REQUEST_CANCELLED")
         ({"token_ids": ()}, "token_ids has 0 tokens, allowed 1 to 13"),
         ({"token_ids": (1,) * 14}, "token_ids has 14 tokens, allowed 1 to 13"),
         ({"token_ids": (1, 11, 2)}, "token_ids has 11, the vocabulary ends at 11"),
-        ({"first_token": 5}, "first_token is 5, allowed 0 to 4"),
+        ({"first_tokens": (6,)}, "first_tokens has 6, the prompt ends at 5"),
+        ({"first_tokens": ()}, "first_tokens has 0 entries, the session 1 groups"),
+        ({"first_tokens": (0, 0)}, "first_tokens has 2 entries, the session 1 groups"),
         ({"slot_offset": 65_536 - 64}, "the slab at 65536"),
         ({"slot_size": 1 << 40}, "the slab at 65536"),
         ({"slot_offset": 12_288 - 64}, "overlaps [4096, 12288) of transfer 21"),
@@ -71,13 +73,6 @@ def test_a_start_above_the_concurrency_is_refused() -> None:
     session.receive(START)
 
     assert "max_concurrency is 1" in str(sent(session.receive(OTHER)))
-
-
-def test_a_skip_is_refused_by_an_engine_that_cannot_skip() -> None:
-    """First position zero is all that is allowed then."""
-    session = make_open_prefill_session(replace(make_offer(), can_skip_prefix=False))
-
-    assert "first_token is 2, allowed 0 to 0" in str(sent(session.receive(replace(START, first_token=2))))
 
 
 def test_a_mode_that_was_not_agreed_is_refused() -> None:

@@ -8,6 +8,7 @@ from common.errors import RemoteProtocolError
 from common.kv.digest import DigestKind
 from common.kv.plan import SpanGranularity
 from common.kv.spans import SPAN_LAYOUT
+from common.session.identity import EngineFacts, Origin
 from common.session.messages import PrefillCancelled, ReleaseSpan, TransferMode, VersionRange
 from common.session.negotiation import PrefillOffer
 from common.wire.convert import capabilities_from_proto, capabilities_to_proto, to_proto
@@ -30,10 +31,12 @@ def make_prefill_offer() -> PrefillOffer:
         modes=(TransferMode.WHOLE, TransferMode.STREAM),
         digests=(DigestKind.XXH3_64, DigestKind.OFF),
         layouts=(SPAN_LAYOUT,),
-        granularity=SpanGranularity(chunk_tokens=8, min_span_bytes=128, max_span_bytes=512),
+        granularity=SpanGranularity(
+            chunk_tokens=8, min_span_bytes=128, max_span_bytes=512, layer_stops=(1, 3)
+        ),
         max_prompt_tokens=40,
         max_concurrency=3,
-        can_skip_prefix=True,
+        engine=EngineFacts("npu", Origin.DECLARED, (8, 40), can_resume=True),
         longest_step_ms=1700,
     )
 

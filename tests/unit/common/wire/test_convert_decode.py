@@ -69,7 +69,7 @@ def test_a_hello_of_version_1_is_refused_by_its_versions() -> None:
     hello = decode_message_from_proto(proto)
     assert isinstance(hello, Hello)
 
-    with pytest.raises(VersionMismatch, match=r"protocol: decode 1\.\.1, prefill 2\.\.2"):
+    with pytest.raises(VersionMismatch, match=r"protocol: decode 1\.\.1, prefill 3\.\.3"):
         negotiate(hello, make_offer())
 
 

@@ -57,7 +57,7 @@ async def test_a_start_names_the_slot_and_the_whole_prompt(desk: SessionDesk) ->
     transfer = await desk.begin()
 
     start = transfer.start
-    assert (start.token_ids, start.first_token, start.mode) == (REQUEST.prompt_ids, 0, REQUEST.mode)
+    assert (start.token_ids, start.first_tokens, start.mode) == (REQUEST.prompt_ids, (0,), REQUEST.mode)
     assert (start.slot_offset, start.slot_size, desk.num_slots) == (4096, 8192, 1)
     assert transfer.reservation.holders == {Holder.CLIENT, Holder.PRODUCER}
 

@@ -9,6 +9,7 @@ import pytest
 
 from common.kv.digest import DigestKind
 from common.kv.plan import SpanGranularity
+from common.session.identity import NumericsPolicy
 from common.session.messages import VersionRange
 from common.session.negotiation import PROTOCOL_VERSIONS, compared_fields
 from common.wire.convert_identity import IDENTITY, VERSIONS
@@ -36,12 +37,27 @@ def test_services_that_fit_have_no_row_that_differs() -> None:
     assert all(row.is_ok for row in rows)
 
 
+def test_what_may_differ_is_marked_where_numerics_are_declared() -> None:
+    """It is no reason to fail, and an operator sees both values all the same."""
+    identity = make_identity()
+    theirs = dataclasses.replace(identity, numerics=dataclasses.replace(identity.numerics, engine="npu"))
+    hello = dataclasses.replace(make_hello(), numerics_policy=NumericsPolicy.DECLARED)
+
+    rows = {row.field: row for row in compare_rows(hello, make_offer(theirs))}
+
+    assert all(row.is_ok for row in rows.values())
+    assert [row.field for row in rows.values() if row.is_noted] == ["numerics.engine"]
+    (line,) = table_lines([rows["numerics.engine"]])[1:]
+    assert line.split() == ["numerics.engine", "torch-cpu", "npu", "declared"]
+
+
 def test_each_difference_is_a_row_with_both_values() -> None:
     """Fields of the model, of the numerics and of the protocol are all judged."""
     identity = make_identity()
     numerics = dataclasses.replace(identity.numerics, chunk_tokens=7)
     offer = dataclasses.replace(
         make_offer(dataclasses.replace(identity, numerics=numerics)),
+        granularity=dataclasses.replace(make_offer().granularity, chunk_tokens=7),
         versions=VersionRange(8, 9),
         digests=(DigestKind.OFF,),
     )

@@ -27,12 +27,14 @@ def test_line_has_every_stage_in_milliseconds() -> None:
     )
     usage = pb.Usage(prompt_tokens=11, cached_tokens=2, generated_tokens=13)
 
-    line = timings_line(pb.GenerateResponse(timings=timings, usage=usage))
+    engine = pb.PrefillEngine(name="fixed-width", numerics="npu 3")
+
+    line = timings_line(pb.GenerateResponse(timings=timings, usage=usage, prefill_engine=engine))
 
     assert line == (
         "queued 0.7 ms, waiting 0.8 ms, prefill 0.9 ms, exposed_transfer 1.0 ms, first_token 1.1 ms, "
-        "decode 1.2 ms, total 1.3 ms | remote stream, 4 of 5 spans (3.0 MiB) overlapped, overlap 75% | "
-        "11 prompt (2 cached) + 13 new tokens"
+        "decode 1.2 ms, total 1.3 ms | remote stream by fixed-width, 4 of 5 spans (3.0 MiB) overlapped, "
+        "overlap 75% | 11 prompt (2 cached) + 13 new tokens"
     )
 
 

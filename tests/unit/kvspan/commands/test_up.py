@@ -24,9 +24,15 @@ def test_each_service_is_told_what_concerns_it() -> None:
     plan = make_plan(parse("--page-tokens=32", "--lanes=3", "--max-concurrency=5", "--log-json"), PREFILL)
 
     decode, prefill = set(plan.decode_command), set(plan.prefill_command)
-    assert {"--listen=127.0.0.1:0", f"--prefill={PREFILL}", "--lanes=3", "--slab-bytes=256MiB"} <= decode
+    assert {
+        "--listen=127.0.0.1:0",
+        f"--prefill={PREFILL}",
+        "--lanes=3",
+        "--page-tokens=32",
+        "--slab-bytes=256MiB",
+    } <= decode
     assert {f"--listen={PREFILL}", "--max-concurrency=5", "--min-span-bytes=512KiB"} <= prefill
-    assert {"--model=tiny:llama", "--page-tokens=32", "--log-level=info", "--log-json"} <= decode & prefill
+    assert {"--model=tiny:llama", "--log-level=info", "--log-json"} <= decode & prefill
     assert {flag_name(field) for field in SETTINGS} <= {part.partition("=")[0] for part in decode | prefill}
 
 
