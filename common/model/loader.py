@@ -23,9 +23,10 @@ from transformers import PreTrainedTokenizerFast as FastTokenizer
 from common.errors import ConfigError
 from common.excerpt import excerpt
 from common.kv.geometry import DType, KVGeometry
-from common.model.demo import DEMO_NAME, cache_folder, ensure_demo_checkpoint
+from common.model.demo import ensure_demo_checkpoint
 from common.model.describe import check_against, describe, text_config, use_plainly
 from common.model.fingerprint import config_fields, fingerprint, tokenizer_fields
+from common.model.folder.cache import DEMO_NAME, cache_folder
 from common.model.folder.checkpoint import read_checkpoint
 from common.model.folder.configuration import read_config
 from common.model.folder.files import CONFIG, TOKENIZER, check_complete

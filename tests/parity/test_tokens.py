@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from common.model.demo import cache_folder, demo_checkpoint
+from common.model.folder.cache import cache_folder, demo_checkpoint
 from decode_service.config import REMOTE_HEALTH
 from kvspan.bench.arms import Arm
 from kvspan.bench.baseline import Baseline

@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 
 from common.errors import ConfigError
 from common.model import demo
-from common.model.demo import cache_folder, demo_checkpoint, ensure_demo_checkpoint, publish_folder
+from common.model.demo import ensure_demo_checkpoint, publish_folder
+from common.model.folder.cache import cache_folder, demo_checkpoint
 from common.model.loader import load_model
 from common.model.text.tokenizer import Tokenizer
 from tests.support.places import full_disk
@@ -27,27 +28,11 @@ def make_checkpoint(cache: Path) -> Path:
     return folder
 
 
-def test_cache_is_the_first_one_that_is_set() -> None:
-    """$KVSPAN_CACHE is taken as it is, the others get a folder of their own."""
-    homes = {"XDG_CACHE_HOME": "/xdg", "HOME": "/home/ann"}
-
-    assert cache_folder({"KVSPAN_CACHE": "/own", **homes}) == Path("/own")
-    assert cache_folder(homes) == Path("/xdg/kvspan")
-    assert cache_folder({"HOME": "/home/ann"}) == Path("/home/ann/.cache/kvspan")
-
-
 def test_whole_checkpoint_is_used_as_it_is(tmp_path: Path) -> None:
     """Nothing is converted when every file is there."""
     folder = make_checkpoint(tmp_path)
 
     assert ensure_demo_checkpoint(tmp_path, progress=False) == folder
-
-
-def test_checkpoint_with_a_missing_file_does_not_count(tmp_path: Path) -> None:
-    """A folder without its weights is not the demo model."""
-    (make_checkpoint(tmp_path) / "model.safetensors").unlink()
-
-    assert demo_checkpoint(tmp_path) is None
 
 
 def test_missing_package_is_refused_with_the_command_that_helps(

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from tokenizers.normalizers import Normalizer
 from tokenizers.pre_tokenizers import PreTokenizer
 
-from common.model.demo import cache_folder, demo_checkpoint
+from common.model.folder.cache import cache_folder, demo_checkpoint
 from common.model.text.bound import TextBound, text_bound
 from common.model.tiny import make_byte_tokenizer
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from common.excerpt import common_length
-from common.model.demo import cache_folder, demo_checkpoint
+from common.model.folder.cache import cache_folder, demo_checkpoint
 from common.model.text.stream import CONTEXT, TextStream
 from common.model.text.tokenizer import Tokenizer
 from common.model.tiny import BOS_ID, EOS_ID

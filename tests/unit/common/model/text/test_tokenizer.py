@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from common.errors import ConfigError, InvalidRequest, PromptTooLong
-from common.model.demo import cache_folder, demo_checkpoint
+from common.model.folder.cache import cache_folder, demo_checkpoint
 from common.model.text import tokenizer as tokenizer_module
 from common.model.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from common.model.tiny import BOS_ID, EOS_ID, make_byte_tokenizer
