@@ -13,6 +13,7 @@ import dataclasses
 import math
 import os
 import re
+import sys
 import tempfile
 from dataclasses import dataclass
 from enum import Enum
@@ -117,6 +118,10 @@ SECONDS = Number(0, LONGEST_S, min_open=True)
 TOKENS = click.IntRange(1, MOST_TOKENS)
 
 
+KEY_VALUE = click.STRING
+"""An option of an engine; the engine itself says what is wrong with it."""
+
+
 def setting(
     kind: click.ParamType[Any], placeholder: str, text: str, default: Any = dataclasses.MISSING
 ) -> Any:
@@ -177,6 +182,11 @@ class ServiceConfig:
         click.Choice(["debug", "info", "warning", "error"]), "LEVEL", "least level that is logged", "info")
     log_json: bool = setting(click.BOOL, "", "log one JSON object a line, and nothing else on stderr", False)
     # fmt: on
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether bars are shown: to somebody who watches; in a file or between JSON they are noise."""
+        return sys.stderr.isatty() and not self.log_json
 
     @property
     def slab_space_bytes(self) -> int:

@@ -13,14 +13,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from common.engine.checks import check_backend
 from common.engine.decode import DecodeBackend
-from common.engine.prefill import peer_identity
-from common.model.prepare import Prepared, prepare
+from common.engine.options import Options
+from common.engine.prefill import EngineDescription, PrefillEngine, peer_identity
+from common.engine.registry import find, make
+from common.engine.setup import BackendSetup
+from common.model.prepare import TextSide, context_tokens, text_side
 from common.model.text.process import TextProcess
 from common.runtime.boot import new_boot_id
 from common.runtime.clock import SystemClock
 from common.runtime.memory import require_room
 from common.runtime.service import Service
+from common.runtime.threads import resolve_threads
+from common.session.identity import NumericsPolicy, PeerIdentity
 from common.session.messages import Hello, SlabHandle, TransferMode
 from common.session.negotiation import PROTOCOL_VERSIONS
 from common.slab.door import sweep
@@ -37,7 +43,7 @@ from decode_service.cache.cache import KVCache
 from decode_service.cache.spec import CacheGeometry, page_bytes, pool_pages
 from decode_service.config import REMOTE_HEALTH, SERVICE_NAME, DecodeConfig
 from decode_service.core import DecodeCore
-from decode_service.generate.backends.torch_backend import TorchBackend
+from decode_service.generate.backends.table import BACKENDS
 from decode_service.generate.step_loop import StepLoop
 from decode_service.prefill.importer import Importer
 from decode_service.prefill.journaling import DecodeJournal
@@ -46,7 +52,7 @@ from decode_service.prefill.peer_connection import PeerConfig
 from decode_service.prefill.peer_session import SessionContext
 from decode_service.prefill.places import Place
 from decode_service.prefill.prefill_client import PrefillPeer
-from decode_service.prefill.routing import Router
+from decode_service.prefill.routing import LocalUse, Router
 from decode_service.request import Route
 from kvspan.v1 import decode_pb2_grpc
 
@@ -65,8 +71,12 @@ CUT_S = 2.0
 class Loaded:
     """A model ready to decode with, and its cache."""
 
-    ready: Prepared
     backend: DecodeBackend
+    text: TextSide
+    max_context_tokens: int
+    """Longest prompt with its answer."""
+
+    threads: int
     num_pages: tuple[int, ...]
 
 
@@ -80,13 +90,41 @@ def load(config: DecodeConfig) -> Loaded:
 
     Raises: `ConfigError` or `UnsupportedModel`; nothing stays allocated.
     """
-    ready = prepare(config, config.cache_tokens, config.lanes)
-    geometry = CacheGeometry.of(ready.loaded.geometry, config.page_tokens)
+    setup = BackendSetup(
+        model=config.model,
+        dtype=config.dtype,
+        threads=resolve_threads(config.threads),
+        chunk_tokens=config.chunk_tokens,
+        max_prompt_tokens=config.cache_tokens,
+        max_context_tokens=config.max_context_tokens,
+        options=Options("backend_option", config.backend_option),
+        show_progress=config.shows_progress,
+        max_lanes=config.lanes,
+    )
+    backend = _make_backend(config, setup)
+    text = text_side(setup, backend)
+    geometry = CacheGeometry.of(backend.identity().geometry, config.page_tokens)
     num_pages = pool_pages(geometry, config.cache_tokens, config.lanes)
     _check_room(config, geometry, num_pages)
-    backend = TorchBackend(ready.loaded.model, ready.engine.identity(), config.lanes)
     backend.allocate(config.page_tokens, num_pages)
-    return Loaded(ready, backend, num_pages)
+    longest = min(config.cache_tokens, context_tokens(config.max_context_tokens, text))
+    return Loaded(backend, text, longest, setup.threads, num_pages)
+
+
+def _make_backend(config: DecodeConfig, setup: BackendSetup) -> DecodeBackend:
+    setting, name = BACKENDS.setting, config.backend
+    if config.backend_factory:
+        setting, name = BACKENDS.factory_setting, config.backend_factory
+    backend = make(setting, name, find(BACKENDS, config.backend, config.backend_factory), setup)
+    check_backend(setting, name, backend)
+    lanes = backend.describe().max_lanes
+    config.require(config.lanes <= lanes, "lanes", f"--backend={name} takes {lanes} at most")
+    if backend.prefill_engine() is None:
+        config.require(bool(config.prefill), "prefill", f"must name a service, --backend={name} decodes only")
+        config.require(config.route != "local", "route", f"--backend={name} computes no prompts")
+        is_local = config.on_prefill_loss == "local"
+        config.require(not is_local, "on_prefill_loss", f"--backend={name} computes no prompts")
+    return backend
 
 
 def _check_room(config: DecodeConfig, geometry: CacheGeometry, num_pages: Sequence[int]) -> None:
@@ -96,6 +134,21 @@ def _check_room(config: DecodeConfig, geometry: CacheGeometry, num_pages: Sequen
     require_room("cache_tokens", config.cache_tokens, "the cache takes", needed)
 
 
+def local_use_of(config: DecodeConfig) -> LocalUse:
+    """Return what this process is for prompts whose route is open."""
+    if config.numerics is NumericsPolicy.EXACT or not config.prefill:
+        return LocalUse.FREE
+    return LocalUse.LAST if config.on_prefill_loss == "local" else LocalUse.NONE
+
+
+def _identity_of(backend: DecodeBackend, engine: PrefillEngine | None) -> PeerIdentity:
+    """Return who this service is: with its own engine, or with what a backend without one says of itself."""
+    if engine is not None:
+        return peer_identity(engine.identity(), engine.describe())
+    told = backend.describe()
+    return peer_identity(backend.identity(), EngineDescription(told.name, told.numerics, max_prompt_tokens=1))
+
+
 class DecodeService(Service):
     """Everything of one running decode service."""
 
@@ -103,8 +156,8 @@ class DecodeService(Service):
         super().__init__()
         self._config = config
         self._loaded = loaded
-        engine, geometry = loaded.ready.engine, loaded.backend.identity().geometry
-        self._identity = peer_identity(engine.identity(), engine.describe())
+        engine, geometry = loaded.backend.prefill_engine(), loaded.backend.identity().geometry
+        self._identity = _identity_of(loaded.backend, engine)
         self._clock = SystemClock()
         self._boot_id = new_boot_id()
         self._record = open_journal(config.journal, self._boot_id, self._clock.now_ns)
@@ -112,15 +165,19 @@ class DecodeService(Service):
         self._importer = Importer(geometry, loaded.backend, self._clock)
         self._cache = KVCache(CacheGeometry.of(geometry, config.page_tokens), loaded.num_pages)
         self._step_loop = StepLoop(loaded.backend)
-        self._local = LocalEngine(engine, loaded.backend, geometry, self._clock, self._journal, self._changed)
+        self._local = (
+            None
+            if engine is None
+            else LocalEngine(engine, loaded.backend, geometry, self._clock, self._journal, self._changed)
+        )
         self._context = SessionContext(self._importer, self._changed, self._clock, self._journal)
         self._peers = tuple(self._make_peer(target) for target in config.prefill)
-        self._router = Router(self._local, self._peers)
+        self._router = Router(self._local, self._peers, local_use_of(config))
         self._admission = Admission(
             self._cache, self._router, config.lanes, config.queue_limit, self._journal.reservation_freed
         )
         self._core = self._make_core()
-        self._text = TextProcess(loaded.ready.loaded.tokenizer, loaded.ready.loaded.eos_ids)
+        self._text = TextProcess(loaded.text.tokenizer, loaded.text.eos_ids)
         self._server: Server | None = None
         self._servicer: DecodeServicer | None = None
         self._health = asyncio.Event()
@@ -215,7 +272,8 @@ class DecodeService(Service):
     async def _close(self) -> None:
         """End the processes, the threads and the journal."""
         await asyncio.to_thread(self._text.close)
-        await self._local.close()
+        if self._local is not None:
+            await self._local.close()
         await asyncio.to_thread(self._importer.stop)
         await asyncio.to_thread(self._step_loop.stop)
         self._journal.service_stopped()
@@ -234,13 +292,27 @@ class DecodeService(Service):
             self._health.clear()
             has_session = any(peer.session for peer in self._peers)
             await (server.mark_serving if has_session else server.mark_not_serving)(REMOTE_HEALTH)
-            can_compute = has_session or self._default_route is not Route.REMOTE
+            can_compute = has_session or self._computes_by_default
             await (server.mark_serving if can_compute else server.mark_not_serving)()
+
+    @property
+    def _computes_by_default(self) -> bool:
+        """Whether this process computes what the default route takes, while there is no session."""
+        if self._local is None or self._default_route is Route.REMOTE:
+            return False
+        return self._default_route is Route.LOCAL or local_use_of(self._config) is not LocalUse.NONE
 
     @property
     def _default_route(self) -> Route:
         # Without a prefill service there is one route; a config that asks for another one is refused.
         return Route(self._config.route) if self._config.prefill else Route.LOCAL
+
+    @property
+    def _routes(self) -> tuple[Route, ...]:
+        """What a request may ask for."""
+        if not self._config.prefill:
+            return (Route.LOCAL,)
+        return (Route.AUTO, Route.REMOTE) if self._local is None else (Route.AUTO, Route.REMOTE, Route.LOCAL)
 
     def _make_peer(self, target: str) -> PrefillPeer:
         config = PeerConfig(
@@ -267,7 +339,7 @@ class DecodeService(Service):
     def _make_core(self) -> DecodeCore:
         return DecodeCore(
             Owners(
-                tokenizer=self._loaded.ready.loaded.tokenizer,
+                tokenizer=self._loaded.text.tokenizer,
                 admission=self._admission,
                 step_loop=self._step_loop,
                 router=self._router,
@@ -279,17 +351,16 @@ class DecodeService(Service):
         )
 
     def _make_limits(self) -> RequestLimits:
-        loaded, config = self._loaded.ready.loaded, self._config
-        has_peers = bool(config.prefill)
+        text, config = self._loaded.text, self._config
         return RequestLimits(
-            model_name=loaded.name,
-            vocab_size=loaded.geometry.vocab_size,
-            eos_ids=loaded.eos_ids,
-            max_context_tokens=self._loaded.ready.engine.describe().max_prompt_tokens,
+            model_name=text.name,
+            vocab_size=self._identity.geometry.vocab_size,
+            eos_ids=text.eos_ids,
+            max_context_tokens=self._loaded.max_context_tokens,
             max_new_tokens=config.max_new_tokens,
             time_limit_s=config.time_limit_s,
             default_route=self._default_route,
-            routes=(Route.AUTO, Route.REMOTE, Route.LOCAL) if has_peers else (Route.LOCAL,),
+            routes=self._routes,
             default_mode=config.transfer,
         )
 
@@ -300,8 +371,8 @@ class DecodeService(Service):
             limits=self._make_limits(),
             digests=(self._config.digest,),
             num_lanes=self._config.lanes,
-            linears=self._loaded.ready.linears,
-            num_threads=self._loaded.ready.threads,
+            linears=self._loaded.backend.describe().kernels,
+            num_threads=self._loaded.threads,
             page_tokens=self._config.page_tokens,
             numerics_policy=self._config.numerics,
         )

@@ -9,7 +9,17 @@ import click
 from common.kv.digest import DigestKind
 from common.session.identity import NumericsPolicy
 from common.session.messages import TransferMode
-from common.settings import MIN_SLAB_BYTES, SECONDS, TARGET, TOKENS, ByValue, ServiceConfig, Size, setting
+from common.settings import (
+    KEY_VALUE,
+    MIN_SLAB_BYTES,
+    SECONDS,
+    TARGET,
+    TOKENS,
+    ByValue,
+    ServiceConfig,
+    Size,
+    setting,
+)
 
 SERVICE_NAME = "kvspan.v1.DecodeService"
 """Its health is that of the route that requests take which name none."""
@@ -25,6 +35,14 @@ class DecodeConfig(ServiceConfig):
     """Settings of one decode service."""
 
     # fmt: off
+    backend: str = setting(
+        click.STRING, "NAME", "what decodes: torch, or the name of a backend of an installed package",
+        "torch")
+    backend_option: tuple[str, ...] = setting(
+        KEY_VALUE, "KEY=VALUE", "an option of the backend; may be repeated (default: none)", ())
+    backend_factory: str = setting(
+        click.STRING, "MODULE:CALLABLE",
+        "make the backend by this callable, which runs the code of that module (default: none)", "")
     prefill: tuple[str, ...] = setting(
         TARGET, "ADDR",
         "a prefill service; may be repeated (default: none; prompts are computed in this process)", ())

@@ -12,14 +12,18 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from common.engine.checks import check_engine
+from common.engine.options import Options
 from common.engine.prefill import PrefillEngine, peer_identity
+from common.engine.registry import find, make
+from common.engine.setup import EngineSetup
 from common.kv.digest import DigestKind
 from common.kv.plan import SpanGranularity
 from common.kv.spans import SPAN_LAYOUT
-from common.model.prepare import prepare
 from common.runtime.boot import new_boot_id
 from common.runtime.clock import SystemClock
 from common.runtime.service import Service
+from common.runtime.threads import resolve_threads
 from common.session.identity import EngineFacts
 from common.session.messages import TransferMode
 from common.session.negotiation import PROTOCOL_VERSIONS, PrefillOffer
@@ -32,6 +36,7 @@ from kvspan.v1 import transfer_pb2_grpc
 from prefill_service.config import PrefillConfig
 from prefill_service.decode_peer import PeerContext
 from prefill_service.engine_loop import EngineLoop
+from prefill_service.engines.table import ENGINES
 from prefill_service.job import Job
 from prefill_service.journaling import PrefillJournal
 from prefill_service.queue import JobQueue
@@ -53,7 +58,6 @@ class Loaded:
     """An engine ready to compute."""
 
     engine: PrefillEngine
-    linears: str
     threads: int
 
 
@@ -63,12 +67,26 @@ async def serve(config: PrefillConfig, on_ready: Callable[[str], None]) -> None:
 
 
 def load(config: PrefillConfig) -> Loaded:
-    """Load model and engine; blocking, before the event loop serves anything.
+    """Make the engine; blocking, before the event loop serves anything.
 
     Raises: `ConfigError` or `UnsupportedModel`; nothing stays allocated.
     """
-    ready = prepare(config, config.max_prompt_tokens)
-    return Loaded(ready.engine, ready.linears, ready.threads)
+    setup = EngineSetup(
+        model=config.model,
+        dtype=config.dtype,
+        threads=resolve_threads(config.threads),
+        chunk_tokens=config.chunk_tokens,
+        max_prompt_tokens=config.max_prompt_tokens,
+        max_context_tokens=config.max_context_tokens,
+        options=Options("engine_option", config.engine_option),
+        show_progress=config.shows_progress,
+    )
+    setting, name = ENGINES.setting, config.engine
+    if config.engine_factory:
+        setting, name = ENGINES.factory_setting, config.engine_factory
+    engine = make(setting, name, find(ENGINES, config.engine, config.engine_factory), setup)
+    check_engine(setting, name, engine)
+    return Loaded(engine, setup.threads)
 
 
 class PrefillService(Service):
@@ -84,7 +102,11 @@ class PrefillService(Service):
         self._journal = PrefillJournal(self._record)
         self._engine_loop = EngineLoop(loaded.engine, self._offer.granularity, self._queue, self._clock)
         self._servicer = PrefillServicer(
-            self._make_context(), self._engine_loop, self._count_calls, loaded.linears, loaded.threads
+            self._make_context(),
+            self._engine_loop,
+            self._count_calls,
+            loaded.engine.describe().kernels,
+            loaded.threads,
         )
         self._server: Server | None = None
 

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 import click
 
 from common.kv.spans import PART_ALIGNMENT
-from common.settings import MIN_SLAB_BYTES, SECONDS, TOKENS, ServiceConfig, Size, setting, size_text
+from common.settings import (
+    KEY_VALUE,
+    MIN_SLAB_BYTES,
+    SECONDS,
+    TOKENS,
+    ServiceConfig,
+    Size,
+    setting,
+    size_text,
+)
 from common.slab.mapped import SlabLimits
 
 
@@ -16,6 +25,14 @@ class PrefillConfig(ServiceConfig):
     """Settings of one prefill service."""
 
     # fmt: off
+    engine: str = setting(
+        click.STRING, "NAME", "what computes: torch, or the name of an engine of an installed package",
+        "torch")
+    engine_option: tuple[str, ...] = setting(
+        KEY_VALUE, "KEY=VALUE", "an option of the engine; may be repeated (default: none)", ())
+    engine_factory: str = setting(
+        click.STRING, "MODULE:CALLABLE",
+        "make the engine by this callable, which runs the code of that module (default: none)", "")
     min_span_bytes: int = setting(
         Size(1), "SIZE",
         "layers are merged until a span has this size: a small prompt is one span, not thirty", 512 << 10)

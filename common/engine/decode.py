@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from common.engine.identity import EngineIdentity
-from common.engine.prefill import Logits
+from common.engine.prefill import Logits, PrefillEngine
 from common.kv.ranges import Range
 from common.kv.tables import PageTable
 from common.kv.writer import Rows
@@ -54,6 +54,9 @@ class BackendDescription:
 
     max_lanes: int
 
+    kernels: str = ""
+    """Which kernels it uses and what they promise, for people."""
+
     writes_while_stepping: bool = True
     """Whether `write` may run beside `step`; where it may not, imports wait until no lane is active."""
 
@@ -77,6 +80,12 @@ class DecodeBackend(KVStore, Protocol):
 
     def describe(self) -> BackendDescription:
         """Return what it can do."""
+
+    def prefill_engine(self) -> PrefillEngine | None:
+        """Return what computes prompts in this process with the same weights; None when nothing does.
+
+        It is called from one thread, which may be another one than that of `step`, and beside it.
+        """
 
     def allocate(self, page_tokens: int, num_pages: Sequence[int]) -> None:
         """Make room for so many pages of each group, and touch all of it; called once, before all else.

@@ -59,6 +59,9 @@ class EngineDescription:
     can_resume: bool = False
     """Whether it can start from KV that it is given, and compute only what follows."""
 
+    kernels: str = ""
+    """Which kernels it uses and what they promise, for people."""
+
     grid_tokens: int = 1
     """Positions at which what it is given may end; bits do not depend on where. 1 when any will do."""
 

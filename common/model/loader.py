@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from common.errors import ConfigError
@@ -27,7 +27,7 @@ from common.model.demo import ensure_demo_checkpoint
 from common.model.describe import check_against, describe, text_config, use_plainly
 from common.model.fingerprint import config_fields, fingerprint, tokenizer_fields
 from common.model.folder.cache import DEMO_NAME, cache_folder
-from common.model.folder.checkpoint import read_checkpoint
+from common.model.folder.checkpoint import Checkpoint, read_checkpoint
 from common.model.folder.configuration import read_config
 from common.model.folder.files import CONFIG, TOKENIZER, check_complete
 from common.model.folder.source import ModelSource, SourceKind, parse_source
@@ -51,6 +51,21 @@ TORCH_DTYPES = {
 
 _TINY_SEED = 0
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """What is known of a model without its weights: what turns text into tokens and back, and its limits."""
+
+    name: str
+    """What clients call it."""
+
+    tokenizer: Vocabulary
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    max_context: int
+    max_stretched: int
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +131,37 @@ def load_model(spec: str, dtype: str, progress: bool) -> LoadedModel:
             parts = _load_parts(spec, folder, kv_dtype)
     with blamed(spec, source.folder or Path(spec)):
         return _examine(source, parts, kv_dtype)
+
+
+def read_text_model(spec: str, progress: bool) -> TextModel:
+    """Read what of a model needs no weights; for a backend that loads them in a way of its own.
+
+    Raises ConfigError and UnsupportedModel as `load_model` does, for what is wrong beside the weights.
+    """
+    source, notes = parse_source(spec), tuple[str, ...]()
+    if source.family is not None:
+        config, tokenizer = tiny_config(source.family), make_byte_tokenizer()
+        generation = GenerationConfig.from_model_config(config)
+    else:
+        folder = _folder_of(source, progress)
+        read = _read_folder(spec, folder)
+        config, tokenizer, notes = read.config, read.tokenizer, read.notes
+        with blamed(spec, folder):
+            generation = _generation(folder, config)
+    with blamed(spec, source.folder or Path(spec)):
+        vocab_size = describe(config, DType.FLOAT32).vocab_size
+        ends, config_ids = generation.eos_token_id, text_config(config).eos_token_id
+        eos_ids, end_notes = end_ids(spec, EndTokens(ends, config_ids, tokenizer.eos_token_id), vocab_size)
+        limits = context_limits(text_config(config))
+    notes = (*notes, *end_notes, *unused_defaults(generation.to_diff_dict()))
+    name = DEMO_NAME if source.kind is SourceKind.DEMO else source.name
+    return TextModel(name, Vocabulary(tokenizer), vocab_size, eos_ids, *limits, notes)
+
+
+def _generation(folder: Path, config: PreTrainedConfig) -> Any:
+    if (folder / "generation_config.json").exists():
+        return GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return GenerationConfig.from_model_config(config)
 
 
 def _examine(source: ModelSource, parts: _Parts, dtype: DType) -> LoadedModel:
@@ -189,18 +235,34 @@ def _ignored(config: PreTrainedConfig, written: Mapping[str, Any]) -> tuple[str,
 
 
 def _load_parts(spec: str, folder: Path, dtype: DType) -> _Parts:
+    read = _read_folder(spec, folder)
+    with blamed(spec, folder / CONFIG):
+        geometry = describe(read.config, dtype)
+    model, notes = load_weights(spec, folder, read.config, read.checkpoint, TORCH_DTYPES[dtype])
+    return _Parts(model, read.tokenizer, geometry, (*read.notes, *notes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """What a folder holds beside the weights, of which only the heads were read."""
+
+    config: PreTrainedConfig
+    tokenizer: FastTokenizer
+    checkpoint: Checkpoint
+    notes: tuple[str, ...]
+
+
+def _read_folder(spec: str, folder: Path) -> _Folder:
     written = read_config(spec, folder)
     code = code_notes(spec, folder)
     with blamed(spec, folder / CONFIG):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         use_plainly(config)
-        geometry = describe(config, dtype)
+        vocab_size = describe(config, DType.FLOAT32).vocab_size
     check_complete(spec, folder)
     check_generation(spec, folder)
     checkpoint = read_checkpoint(spec, folder, written)
     with blamed(spec, folder / TOKENIZER):
-        tokenizer = read_tokenizer(spec, folder, geometry.vocab_size)
-    model, notes = load_weights(spec, folder, config, checkpoint, TORCH_DTYPES[dtype])
-    ignored = _ignored(config, written)
-    notes = (*code, *checkpoint.notes, *ignored, *notes, *tokenizer.notes)
-    return _Parts(model, tokenizer.pretrained, geometry, notes)
+        tokenizer = read_tokenizer(spec, folder, vocab_size)
+    notes = (*code, *checkpoint.notes, *_ignored(config, written), *tokenizer.notes)
+    return _Folder(config, tokenizer.pretrained, checkpoint, notes)

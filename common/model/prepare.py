@@ -1,4 +1,4 @@
-"""What both services do before they serve: model, linears, prefill, and who they make the service.
+"""What engines and backends over a transformers model do first: load it, settle its linears, make a prefill.
 
 Theory of operation: threads are set first, since kernels are chosen by trying them; memory that loading
 took is given back before the caller allocates a cache. Decode prepares a prefill too: it computes prompts
@@ -8,20 +8,20 @@ itself when it has to, with the same numerics as any prefill service.
 from __future__ import annotations
 
 import logging
-import sys
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from common.engine.identity import EngineIdentity
+from common.engine.setup import EngineSetup
 from common.errors import ConfigError
 from common.model.forward.linears import STABLE_ROWS, stabilise
 from common.model.forward.prefill import ChunkedPrefill, numerics
-from common.model.loader import LoadedModel, load_model
+from common.model.loader import LoadedModel, load_model, read_text_model
+from common.model.text.vocabulary import Vocabulary
 from common.model.torch_engine import TorchEngine
 from common.runtime.memory import trim_memory
-from common.runtime.threads import resolve_threads
-from common.settings import ServiceConfig
 from common.telemetry.logging import log_fields
 
 logger = logging.getLogger(__name__)
@@ -33,34 +33,79 @@ class Prepared:
 
     loaded: LoadedModel
     engine: TorchEngine
-    linears: str
-    """What the kernels of the linears promise about rows."""
-
-    threads: int
 
 
-def prepare(config: ServiceConfig, max_prompt_tokens: int, max_rows: int = STABLE_ROWS) -> Prepared:
+class TextSide(Protocol):
+    """What a decode service has to know of its model beside what computes."""
+
+    @property
+    def name(self) -> str:
+        """What clients call it."""
+
+    @property
+    def tokenizer(self) -> Vocabulary:
+        """What turns ids into text."""
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Tokens that end an answer."""
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of prompt and output that the config says."""
+
+    @property
+    def max_stretched(self) -> int:
+        """As many as its position encoding can be stretched to."""
+
+
+@runtime_checkable
+class HoldsModel(Protocol):
+    """A backend that has read the folder of its model, so that nobody has to read it again."""
+
+    @property
+    def text(self) -> TextSide | None:
+        """What it read; None when it read nothing."""
+
+
+def text_side(setup: EngineSetup, backend: object) -> TextSide:
+    """Return what a backend has read of its model, or read it.
+
+    Raises: `ConfigError` or `UnsupportedModel`.
+    """
+    if isinstance(backend, HoldsModel) and backend.text is not None:
+        return backend.text
+    text = read_text_model(setup.model, setup.show_progress)
+    for note in text.notes:
+        logger.warning("model.noted", extra=log_fields(model=text.name, note=note))
+    return text
+
+
+def make_engine(setup: EngineSetup) -> TorchEngine:
+    """Return the engine `torch`; it has no options."""
+    setup.options.close()
+    return prepare(setup).engine
+
+
+def prepare(setup: EngineSetup, max_rows: int = STABLE_ROWS) -> Prepared:
     """Load the model and prepare it for prompts up to `max_prompt_tokens` and batches up to `max_rows`.
 
     Blocking, before the event loop serves anything. Raises `ConfigError` or `UnsupportedModel`; nothing stays
     allocated then.
     """
-    threads = resolve_threads(config.threads)
-    torch.set_num_threads(threads)
-    # A bar is for somebody who watches; in a file or between lines of JSON it is noise.
-    progress = sys.stderr.isatty() and not config.log_json
-    loaded = load_model(config.model, config.dtype, progress=progress)
-    max_prompt = min(max_prompt_tokens, context_tokens(config.max_context_tokens, loaded))
+    torch.set_num_threads(setup.threads)
+    loaded = load_model(setup.model, setup.dtype, progress=setup.show_progress)
+    max_prompt = min(setup.max_prompt_tokens, context_tokens(setup.max_context_tokens, loaded))
     for note in loaded.notes:
         logger.warning("model.noted", extra=log_fields(model=loaded.name, note=note))
     report = stabilise(loaded.model, max(max_rows, STABLE_ROWS))
     trim_memory()
-    prefill = ChunkedPrefill(loaded.model, loaded.geometry, config.chunk_tokens, max_prompt)
-    engine = TorchEngine(prefill, identity_of(loaded), numerics(loaded.model, config.chunk_tokens, report))
-    return Prepared(loaded, engine, report.rows_rule, threads)
+    prefill = ChunkedPrefill(loaded.model, loaded.geometry, setup.chunk_tokens, max_prompt)
+    rules = numerics(loaded.model, setup.chunk_tokens, report)
+    return Prepared(loaded, TorchEngine(prefill, identity_of(loaded), rules, report.rows_rule))
 
 
-def context_tokens(wanted: int, loaded: LoadedModel) -> int:
+def context_tokens(wanted: int, loaded: TextSide) -> int:
     """Return the tokens of the longest prompt with its answer; `wanted` is 0 for what the config says.
 
     Raises `ConfigError` when the positions of the model do not reach as far.

@@ -17,7 +17,9 @@ from common.model.forward.prefill import ChunkedPrefill
 class TorchEngine:
     """A `PrefillEngine` over a model that `ChunkedPrefill` can run."""
 
-    def __init__(self, prefill: ChunkedPrefill, identity: EngineIdentity, numerics: tuple[str, ...]) -> None:
+    def __init__(
+        self, prefill: ChunkedPrefill, identity: EngineIdentity, numerics: tuple[str, ...], kernels: str = ""
+    ) -> None:
         self._prefill = prefill
         self._identity = identity
         self._description = EngineDescription(
@@ -25,6 +27,7 @@ class TorchEngine:
             numerics=numerics,
             max_prompt_tokens=prefill.max_prompt_tokens,
             chunk_tokens=prefill.chunk_tokens,
+            kernels=kernels,
         )
 
     def identity(self) -> EngineIdentity:

@@ -205,6 +205,7 @@ class RequestReader:
         params, vocab_size = request.sampling, self._limits.vocab_size
         unserved = "is not served"
         has_no_peer = request.route == pb.ROUTE_REMOTE and not self._has_remote
+        has_no_engine = request.route == pb.ROUTE_LOCAL and Route.LOCAL not in self._limits.routes
         checks = (
             ("sampling.n", params.HasField("n") and params.n != 1, f"is {params.n}, only 1 is served"),
             ("sampling.prompt_logprobs", params.HasField("prompt_logprobs"), unserved),
@@ -229,6 +230,7 @@ class RequestReader:
             ("literal_text", request.literal_text and not request.HasField("text"), "is for text only"),
             ("route", request.route not in pb.Route.values(), f"is {request.route}, not a known route"),
             ("route", has_no_peer, "no prefill service is configured here"),
+            ("route", has_no_engine, "is local, and this service computes no prompts"),
             (
                 "transfer",
                 request.transfer not in geometry_pb2.TransferMode.values(),

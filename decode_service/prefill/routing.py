@@ -13,7 +13,8 @@ Not here: the rule of the choice (`decode_service/prefill/places.py`), what happ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import enum
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from common.errors import KVSpanError, RequestError
@@ -23,6 +24,19 @@ from decode_service.prefill.costs import CostModel
 from decode_service.prefill.peer_problem import PeerProblem, unavailable
 from decode_service.prefill.places import Place, choose, nearest
 from decode_service.request import Request, Route
+
+
+class LocalUse(enum.Enum):
+    """What this process is for a prompt whose route is open."""
+
+    FREE = "free"
+    """A place like any other: it computes as prefill services do."""
+
+    LAST = "last"
+    """The place for what no session can take: its tokens may be others."""
+
+    NONE = "none"
+    """No place; only who asks for it gets it."""
 
 
 class Peer(Protocol):
@@ -50,7 +64,11 @@ class Peer(Protocol):
 class Router:
     """Knows every place that can compute a prompt (`admission.Chooser`)."""
 
-    def __init__(self, local: Place, peers: tuple[Peer, ...]) -> None:
+    def __init__(
+        self, local: Place | None, peers: tuple[Peer, ...], local_use: LocalUse = LocalUse.FREE
+    ) -> None:
+        """Know this process, unless it computes no prompts, and the prefill services."""
+        self._local_use = local_use
         self._local = local
         self._peers = peers
         self._costs = CostModel()
@@ -97,11 +115,10 @@ class Router:
     def _able(self, prompt_len: int, wish: Wish) -> tuple[list[Place], list[RequestError]]:
         """Return the places that could ever take a prompt, and the refusals of the others."""
         sessions = [peer.place for peer in self._peers] if wish.route is not Route.LOCAL else []
-        places = [*sessions, self._local if wish.route is not Route.REMOTE else None]
         able: list[Place] = []
         refusals: list[RequestError] = []
-        for place in places:
-            if place is None:
+        for place in (*sessions, self._local):
+            if place is None or (place is self._local and not self._may_be_local(wish, able)):
                 continue
             refusal = place.refusal(prompt_len, wish.mode)
             if refusal is None:
@@ -109,6 +126,14 @@ class Router:
             else:
                 refusals.append(refusal)
         return able, refusals
+
+    def _may_be_local(self, wish: Wish, able: Sequence[Place]) -> bool:
+        """Tell whether this process may compute a prompt that the sessions in `able` could take."""
+        if wish.route is not Route.AUTO:
+            return wish.route is Route.LOCAL
+        # Where numerics are declared this process may give other tokens than a prefill service: nobody gets
+        # them who did not ask for it, unless the operator prefers them to none.
+        return self._local_use is LocalUse.FREE or (self._local_use is LocalUse.LAST and not able)
 
     def _refusal(self, wish: Wish, refusals: list[RequestError]) -> KVSpanError:
         """Return what a client is told whose prompt no place takes."""

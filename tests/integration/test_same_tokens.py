@@ -120,7 +120,7 @@ async def test_rule10_every_way_gives_the_same_tokens_alone_and_in_company(pair:
     assert [way for way, answers in together.items() if answers != begun] == []
 
     if pair.loaded.decode.backend.identity().geometry.layers[0].dtype.value == "float32":
-        stock = generated(pair.loaded.decode.ready.loaded.name)
+        stock = generated(pair.loaded.decode.text.name)
         assert [tokens for tokens, _ in expected] == [stock[length] for length in LENGTHS]
 
 

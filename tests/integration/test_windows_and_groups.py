@@ -44,7 +44,7 @@ async def pair(
 @pytest.fixture
 def oracle(oracles: Callable[[str], Oracle], pair: Pair) -> Oracle:
     """Return the ORACLE of the pair's model."""
-    return oracles(pair.loaded.decode.ready.loaded.name)
+    return oracles(pair.loaded.decode.text.name)
 
 
 def poison(storage: PagedStorage, num_groups: int) -> None:
@@ -172,6 +172,9 @@ async def test_s4_s8_a_span_of_another_group_or_position_is_refused(
 
 def with_pools(loaded: Loaded, lanes: int, num_pages: tuple[int, ...]) -> Loaded:
     """Return a loaded decode service with pools of these sizes."""
-    backend = TorchBackend(loaded.ready.loaded.model, loaded.backend.identity(), lanes)
+    old = loaded.backend
+    assert isinstance(old, TorchBackend)
+    assert old.text is not None
+    backend = TorchBackend(old.text.model, old.prefill_engine(), lanes, old.text)
     backend.allocate(16, num_pages)
     return replace(loaded, backend=backend, num_pages=num_pages)

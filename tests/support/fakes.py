@@ -112,7 +112,7 @@ class CountingBackend:
 
     def __init__(self, geometry: KVGeometry, max_lanes: int = 5) -> None:
         self._identity = make_engine_identity(geometry)
-        self._description = BackendDescription("counting", (), max_lanes)
+        self._description = BackendDescription("counting", ("counts",), max_lanes)
         self.storage: PagedStorage | None = None
         """Made by `allocate`."""
 
@@ -128,6 +128,9 @@ class CountingBackend:
     def identity(self) -> EngineIdentity:
         """See `DecodeBackend`."""
         return self._identity
+
+    def prefill_engine(self) -> None:
+        """See `DecodeBackend`: it computes no prompts."""
 
     def allocate(self, page_tokens: int, num_pages: Sequence[int]) -> None:
         """See `DecodeBackend`."""

@@ -22,6 +22,7 @@ from common.model.forward.linears import stabilise
 from common.model.forward.prefill import ChunkedPrefill
 from common.model.loader import TORCH_DTYPES
 from common.model.tiny import make_tiny, tiny_config, tiny_gemma3_config
+from common.model.torch_engine import TorchEngine
 from decode_service.generate.backends.torch_backend import TorchBackend
 from decode_service.prefill.page_writer import PageWriter
 from tests.support.fakes import make_engine_identity
@@ -110,7 +111,9 @@ class PagedRunner:
 
     def __init__(self, tiny: TinyModel, *, num_pages: int = 160, shuffle_seed: int | None = None) -> None:
         self.geometry = tiny.geometry
-        self.backend = TorchBackend(tiny.model, make_engine_identity(tiny.geometry), MAX_LANES)
+        prefill = ChunkedPrefill(tiny.model, tiny.geometry, PAGE_TOKENS, PAGE_TOKENS)
+        engine = TorchEngine(prefill, make_engine_identity(tiny.geometry), ("tiny",))
+        self.backend = TorchBackend(tiny.model, engine, MAX_LANES)
         self.backend.allocate(PAGE_TOKENS, [num_pages] * len(tiny.geometry.groups))
         self._free = [list(range(num_pages)) for _ in tiny.geometry.groups]
         if shuffle_seed is not None:

@@ -24,13 +24,17 @@ from transformers import PreTrainedModel
 
 from common.engine.decode import BackendDescription, KVPlace, LaneStep
 from common.engine.identity import EngineIdentity
-from common.engine.prefill import Logits
+from common.engine.prefill import Logits, PrefillEngine
+from common.engine.setup import BackendSetup
 from common.errors import EngineFailed, told
 from common.kv.geometry import GroupGeometry
 from common.kv.ranges import Range
 from common.kv.tables import PageTable
 from common.kv.writer import Rows
 from common.model.forward import attention
+from common.model.forward.linears import STABLE_ROWS
+from common.model.loader import LoadedModel
+from common.model.prepare import prepare
 from decode_service.cache.spec import CacheGeometry
 from decode_service.cache.storage import PagedStorage
 
@@ -44,15 +48,18 @@ class TorchBackend:
     def __init__(
         self,
         model: PreTrainedModel,
-        identity: EngineIdentity,
+        engine: PrefillEngine,
         max_lanes: int,
-        numerics: tuple[str, ...] = (),
+        text: LoadedModel | None = None,
     ) -> None:
+        """Compute with a model whose prompts `engine` computes; `text` is what was read of its folder."""
         attention.install(model)
         self._model = model
-        self._identity = identity
-        self._description = BackendDescription("torch", numerics, max_lanes)
-        self._groups = identity.geometry.groups
+        self._engine = engine
+        self._text = text
+        self._identity, told = engine.identity(), engine.describe()
+        self._description = BackendDescription("torch", told.numerics, max_lanes, told.kernels)
+        self._groups = self._identity.geometry.groups
         self._storage: PagedStorage | None = None
         self._layers: dict[int, _LayerPages] = {}
         # Invariant: both are made by `allocate`, once, and never change after it.
@@ -60,6 +67,15 @@ class TorchBackend:
     def identity(self) -> EngineIdentity:
         """See `DecodeBackend`."""
         return self._identity
+
+    @property
+    def text(self) -> LoadedModel | None:
+        """See `HoldsModel`."""
+        return self._text
+
+    def prefill_engine(self) -> PrefillEngine:
+        """See `DecodeBackend`."""
+        return self._engine
 
     def allocate(self, page_tokens: int, num_pages: Sequence[int]) -> None:
         """See `DecodeBackend`."""
@@ -106,6 +122,13 @@ class TorchBackend:
             )
         except (RuntimeError, IndexError) as error:
             raise EngineFailed(f"step of {len(batch)} lanes: {told(error)}") from error
+
+
+def make_backend(setup: BackendSetup) -> TorchBackend:
+    """Return the backend `torch`; it has no options."""
+    setup.options.close()
+    ready = prepare(setup, max(setup.max_lanes, STABLE_ROWS))
+    return TorchBackend(ready.loaded.model, ready.engine, setup.max_lanes, ready.loaded)
 
 
 class _LayerPages:

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from common.errors import PeerUnavailable, PromptTooLong
+from common.errors import KVSpanError, PeerUnavailable, PromptTooLong
 from common.session.messages import TransferMode
 from decode_service.cache.admission import Choice, Wish
 from decode_service.prefill.places import Place
-from decode_service.prefill.routing import Router
+from decode_service.prefill.routing import LocalUse, Router
 from decode_service.request import Route
 from tests.support.admissions import FakePeer, FakePlace, make_local
 
@@ -142,3 +142,40 @@ async def test_who_waits_for_a_place_goes_on_once_one_is_there_that_could_take_t
 async def test_who_waits_for_a_place_goes_on_when_the_limit_passes() -> None:
     """Without an error: whoever asks next hears why there is none."""
     await make_router(None).wait_for_place(9, Wish(Route.REMOTE, TransferMode.STREAM), limit_s=0)
+
+
+@pytest.mark.parametrize(("use", "expected"), [(LocalUse.FREE, "local"), (LocalUse.LAST, "local")])
+def test_this_process_may_be_the_last_resort(use: LocalUse, expected: str) -> None:
+    """A prompt that no session takes is computed here, if the operator prefers that to no answer."""
+    router = Router(make_local(100), (FakePeer(FakePlace("peer", max_prompt_tokens=40)),), use)
+
+    assert name_of(ask(router, 41, Route.AUTO)) == expected
+
+
+def test_the_last_resort_is_no_choice() -> None:
+    """However cheap this process is: what a session could take waits for it."""
+    local, peer = make_local(100), FakePlace("peer", max_running=0)
+    router = Router(local, (FakePeer(peer),), LocalUse.LAST)
+
+    choice = ask(router, 5, Route.AUTO)
+
+    assert (choice.place, choice.waits_for) == (None, (peer,))
+
+
+@pytest.mark.parametrize("place", [None, FakePlace("peer", max_prompt_tokens=4)])
+def test_a_process_with_other_numerics_is_no_resort_at_all(place: FakePlace | None) -> None:
+    """Only who asks for it gets its tokens; all others hear why there is none."""
+    router = Router(make_local(100), (FakePeer(place),), LocalUse.NONE)
+
+    with pytest.raises(KVSpanError) as refused:
+        ask(router, 5, Route.AUTO)
+
+    assert refused.value.code in ("PREFILL_UNAVAILABLE", "REQUEST_CAN_NEVER_FIT")
+    assert name_of(ask(router, 5, Route.LOCAL)) == "local"
+
+
+def test_a_process_without_an_engine_is_no_place() -> None:
+    """Every prompt goes to a session."""
+    router = Router(None, (FakePeer(FakePlace("peer")),))
+
+    assert name_of(ask(router, 5, Route.AUTO)) == "peer"

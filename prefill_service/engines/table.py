@@ -1,0 +1,20 @@
+"""The engines that are built in, by name.
+
+Theory of operation: each is imported when it is asked for, so that another one needs no torch.
+"""
+
+from __future__ import annotations
+
+from common.engine.prefill import PrefillEngine
+from common.engine.registry import ENGINE_GROUP, Kind
+from common.engine.setup import EngineSetup
+
+
+def _torch(setup: EngineSetup) -> PrefillEngine:
+    """Compute with transformers' own modules, chunk by chunk."""
+    from common.model.prepare import make_engine
+
+    return make_engine(setup)
+
+
+ENGINES: Kind[EngineSetup, PrefillEngine] = Kind("engine", ENGINE_GROUP, {"torch": _torch})
