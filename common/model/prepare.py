@@ -16,7 +16,7 @@ import torch
 from common.engine.identity import EngineIdentity
 from common.engine.setup import EngineSetup
 from common.errors import ConfigError
-from common.model.forward.linears import STABLE_ROWS, stabilise
+from common.model.forward.linears import STABLE_ROWS, LinearReport, stabilise
 from common.model.forward.prefill import ChunkedPrefill, numerics
 from common.model.loader import LoadedModel, load_model, read_text_model
 from common.model.text.vocabulary import Vocabulary
@@ -93,6 +93,25 @@ def prepare(setup: EngineSetup, max_rows: int = STABLE_ROWS) -> Prepared:
     Blocking, before the event loop serves anything. Raises `ConfigError` or `UnsupportedModel`; nothing stays
     allocated then.
     """
+    stable = load_stable(setup, max_rows)
+    loaded = stable.loaded
+    prefill = ChunkedPrefill(loaded.model, loaded.geometry, setup.chunk_tokens, stable.max_prompt_tokens)
+    rules = numerics(loaded.model, setup.chunk_tokens, stable.report)
+    return Prepared(loaded, TorchEngine(prefill, identity_of(loaded), rules, stable.report.rows_rule))
+
+
+@dataclass(frozen=True, slots=True)
+class StableModel:
+    """A model in memory whose linears give the same bits whatever the number of rows."""
+
+    loaded: LoadedModel
+    report: LinearReport
+    max_prompt_tokens: int
+    """Longest prompt that both the service wants and the model was made for."""
+
+
+def load_stable(setup: EngineSetup, max_rows: int = STABLE_ROWS) -> StableModel:
+    """Load the model and settle its linears for batches of up to `max_rows`; see `prepare`."""
     torch.set_num_threads(setup.threads)
     loaded = load_model(setup.model, setup.dtype, progress=setup.show_progress)
     max_prompt = min(setup.max_prompt_tokens, context_tokens(setup.max_context_tokens, loaded))
@@ -100,9 +119,7 @@ def prepare(setup: EngineSetup, max_rows: int = STABLE_ROWS) -> Prepared:
         logger.warning("model.noted", extra=log_fields(model=loaded.name, note=note))
     report = stabilise(loaded.model, max(max_rows, STABLE_ROWS))
     trim_memory()
-    prefill = ChunkedPrefill(loaded.model, loaded.geometry, setup.chunk_tokens, max_prompt)
-    rules = numerics(loaded.model, setup.chunk_tokens, report)
-    return Prepared(loaded, TorchEngine(prefill, identity_of(loaded), rules, report.rows_rule))
+    return StableModel(loaded, report, max_prompt)
 
 
 def context_tokens(wanted: int, loaded: TextSide) -> int:

@@ -17,4 +17,13 @@ def _torch(setup: EngineSetup) -> PrefillEngine:
     return make_engine(setup)
 
 
-ENGINES: Kind[EngineSetup, PrefillEngine] = Kind("engine", ENGINE_GROUP, {"torch": _torch})
+def _fixed_width(setup: EngineSetup) -> PrefillEngine:
+    """Compute in passes that are padded to compiled widths, layers in groups."""
+    from prefill_service.engines.fixed_width import make_engine
+
+    return make_engine(setup)
+
+
+ENGINES: Kind[EngineSetup, PrefillEngine] = Kind(
+    "engine", ENGINE_GROUP, {"torch": _torch, "fixed-width": _fixed_width}
+)

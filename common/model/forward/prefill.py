@@ -42,8 +42,14 @@ class ChunkedPrefill:
     """Computes the KV and the last logits of one prompt at a time."""
 
     def __init__(
-        self, model: PreTrainedModel, geometry: KVGeometry, chunk_tokens: int, max_prompt_tokens: int
+        self,
+        model: PreTrainedModel,
+        geometry: KVGeometry,
+        chunk_tokens: int,
+        max_prompt_tokens: int,
+        widths: tuple[int, ...] = (),
     ) -> None:
+        """Compute in chunks, each padded to the smallest of `widths` that holds it."""
         if chunk_tokens < 1:
             raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
         attention.install(model)
@@ -53,7 +59,10 @@ class ChunkedPrefill:
         self._model = model
         self._chunk_tokens = chunk_tokens
         self._max_prompt_tokens = max_prompt_tokens
-        self._store = _WorkingStore(geometry, model, chunk_tokens, max_prompt_tokens)
+        self._widths = widths
+        # The last chunk may be padded.
+        longest = -(-max_prompt_tokens // chunk_tokens) * chunk_tokens if widths else max_prompt_tokens
+        self._store = _WorkingStore(geometry, model, chunk_tokens, longest)
 
     @property
     def chunk_tokens(self) -> int:
@@ -79,11 +88,11 @@ class ChunkedPrefill:
         """
         self._check(token_ids, wanted)
         with torch.inference_mode():
-            ids_1T = torch.tensor([token_ids], dtype=torch.long, device=self._model.device)
             for chunk in grid(len(token_ids), self._chunk_tokens):
                 is_last = chunk.stop == len(token_ids)
-                cache = _ChunkCache(self._store, chunk, _Export(wanted, writer, is_cancelled), is_last)
-                output = self._forward(ids_1T, chunk, cache)
+                padded = Range(chunk.start, chunk.start + self._width(len(chunk)))
+                cache = _ChunkCache(self._store, padded, _Export(wanted, writer, is_cancelled), is_last)
+                output = self._forward(token_ids[chunk.start : chunk.stop], padded, cache)
                 cache.check_complete()
             logits: Logits = output.logits[0, -1].float().cpu().numpy()
         return logits
@@ -100,15 +109,23 @@ class ChunkedPrefill:
         if len(token_ids) > self._max_prompt_tokens:
             raise PromptTooLong("max_prompt_tokens", len(token_ids), self._max_prompt_tokens)
 
-    def _forward(self, ids_1T: Tensor, chunk: Range, cache: _ChunkCache) -> Any:
-        positions_1T = torch.arange(chunk.start, chunk.stop, device=ids_1T.device)[None]
+    def _width(self, num_tokens: int) -> int:
+        """Return how many rows a chunk of so many tokens takes."""
+        return next((width for width in self._widths if width >= num_tokens), num_tokens)
+
+    def _forward(self, token_ids: Sequence[int], chunk: Range, cache: _ChunkCache) -> Any:
+        device = self._model.device
+        # Padding stands behind the tokens, which therefore do not see it.
+        padding = [0] * (len(chunk) - len(token_ids))
+        ids_1T = torch.tensor([[*token_ids, *padding]], dtype=torch.long, device=device)
+        positions_1T = torch.arange(chunk.start, chunk.stop, device=device)[None]
         try:
             return self._model(
-                input_ids=ids_1T[:, chunk.start : chunk.stop],
+                input_ids=ids_1T,
                 position_ids=positions_1T,
                 cache=cache,
                 use_cache=True,
-                logits_to_keep=1,
+                logits_to_keep=torch.tensor([len(token_ids) - 1], device=device) if padding else 1,
             )
         except (RuntimeError, IndexError) as error:
             raise EngineFailed(f"prefill of {chunk}: {told(error)}") from error

@@ -170,10 +170,10 @@ def test_prefill_fails_by_name_when_a_token_is_unknown(hybrid: TinyModel) -> Non
         run(make_prefill(hybrid), [5, 100_000])
 
 
-def test_construction_refuses_chunks_that_split_pages(hybrid: TinyModel) -> None:
-    """A hit ends on the grid and on a page."""
-    with pytest.raises(ValueError, match="multiple of a page"):
-        make_prefill(hybrid, chunk_tokens=24)
+def test_construction_refuses_chunks_without_tokens(hybrid: TinyModel) -> None:
+    """No prompt would ever end."""
+    with pytest.raises(ValueError, match="chunk_tokens must be at least 1, got 0"):
+        make_prefill(hybrid, chunk_tokens=0)
 
 
 def test_working_store_is_bounded_by_window_and_longest_prompt(hybrid: TinyModel) -> None:

@@ -1,0 +1,74 @@
+"""Engines of other kinds than the first pair: the same tokens by every way that ends in one of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.kv.plan import plan_spans
+from common.session.identity import NumericsPolicy
+from tests.integration.conftest import LoadPair
+from tests.support.cases import prompt_of
+from tests.support.pair import MODES, make_configs, running_pair
+
+LENGTHS = (1, 31, 32, 33, 63, 64, 65, 130)
+"""Around the widths 32 and 64, and in three passes."""
+
+FIXED = {"engine": "fixed-width", "engine_option": ("widths=32,64", "layer_group=3")}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+async def test_c5_s1_every_mode_gives_the_tokens_of_a_fixed_width_engine(
+    tmp_path: Path, load: LoadPair, family: str
+) -> None:
+    """C5, S1: alone and two at a time; nothing of a whole one is imported before its end."""
+    configs = make_configs(tmp_path, f"tiny:{family}", numerics=NumericsPolicy.DECLARED, **FIXED)
+    prompts = [prompt_of(length, length) for length in LENGTHS]
+    async with running_pair(*configs, load(*configs)) as pair:
+        reference = [(await pair.ask(prompt, 5, transfer="whole")).token_ids for prompt in prompts]
+        for mode in MODES:
+            alone = [await pair.ask(prompt, 5, transfer=mode) for prompt in prompts]
+            assert [answer.token_ids for answer in alone] == reference
+            assert {answer.prefill_engine.name for answer in alone} == {"fixed-width"}
+            early = [answer.timings.num_spans_overlapped for answer in alone]
+            assert mode == "stream" or not any(early)
+            for first, second in zip(range(0, 8, 2), range(1, 8, 2), strict=True):
+                pairs = await pair.ask_all([prompts[first], prompts[second]], 5, transfer=mode)
+                assert [answer.token_ids for answer in pairs] == reference[first : second + 1]
+
+
+async def test_p11_n2_services_with_other_pages_and_other_widths_pair(tmp_path: Path, load: LoadPair) -> None:
+    """P11: the size of a page is decode's own business, whatever the producer's passes are."""
+    answers = []
+    for page_tokens in (16, 64):
+        folder = tmp_path / str(page_tokens)
+        folder.mkdir()
+        changes = {"page_tokens": page_tokens, "numerics": NumericsPolicy.DECLARED, **FIXED}
+        configs = make_configs(folder, "tiny:gemma3", **changes)
+        async with running_pair(*configs, load(*configs)) as pair:
+            asked = await pair.ask_all([prompt_of(length) for length in LENGTHS], 6)
+            answers.append([answer.token_ids for answer in asked])
+
+    assert answers[0] == answers[1]
+
+
+async def test_a_single_pass_engine_delivers_layer_by_layer(tmp_path: Path, load: LoadPair) -> None:
+    """C9: spans of a group of layers carry the whole prompt, and what is too long is refused with both numbers."""
+    option = ("widths=32,64", "layer_group=2", "passes=one")
+    configs = make_configs(
+        tmp_path, engine="fixed-width", engine_option=option, numerics=NumericsPolicy.DECLARED
+    )
+    async with running_pair(*configs, load(*configs)) as pair:
+        prompt = prompt_of(64)
+        answers = [await pair.ask(prompt, 4, transfer=mode) for mode in MODES]
+
+        assert len({answer.token_ids for answer in answers}) == 1
+        (session,) = (peer.session for peer in pair.decode.peers)
+        assert session is not None
+        granularity = session.welcome.granularity
+        assert (granularity.chunk_tokens, granularity.layer_stops) == (0, (2, 4))
+        plan = plan_spans(session.geometry, session.geometry.required(0, 64), granularity)
+        assert {answer.timings.num_spans for answer in answers} == {plan.num_spans}
+        (peer,) = (await pair.client.status()).peers
+        assert "numerics.chunk_tokens" in [one.field for one in peer.differences]
