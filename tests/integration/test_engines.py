@@ -54,7 +54,7 @@ async def test_p11_n2_services_with_other_pages_and_other_widths_pair(tmp_path: 
 
 
 async def test_a_single_pass_engine_delivers_layer_by_layer(tmp_path: Path, load: LoadPair) -> None:
-    """C9: spans of a group of layers carry the whole prompt, and what is too long is refused with both numbers."""
+    """C9: a group of layers leaves for the whole prompt, and what is planned is what comes."""
     option = ("widths=32,64", "layer_group=2", "passes=one")
     configs = make_configs(
         tmp_path, engine="fixed-width", engine_option=option, numerics=NumericsPolicy.DECLARED

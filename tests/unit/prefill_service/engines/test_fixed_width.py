@@ -38,7 +38,7 @@ def run(engine: FixedWidthEngine, prompt: list[int]) -> tuple[RecordingWriter, b
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65, 80, 81, 130])
 def test_keys_and_logits_are_those_of_the_whole_prompt(family: str, length: int) -> None:
-    """Around each width and beyond the largest; the tolerance is the order of sums in float32 over 130 terms."""
+    """Around each width and beyond the largest; the tolerance is the order of sums in float32."""
     engine, prompt = make(family), make_prompt(length, length)
     writer = RecordingWriter()
 
@@ -155,7 +155,7 @@ def test_a_prompt_above_the_largest_width_is_refused_when_one_pass_is_all() -> N
     check_engine("engine", "fixed-width", engine)
 
     assert (engine.describe().max_prompt_tokens, engine.describe().chunk_tokens) == (64, None)
-    with pytest.raises(PromptTooLong, match="65.*64"):
+    with pytest.raises(PromptTooLong, match=r"65.*64"):
         run(engine, make_prompt(65))
 
 
