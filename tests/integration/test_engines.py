@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,28 @@ async def test_c5_s1_every_mode_gives_the_tokens_of_a_fixed_width_engine(
             for first, second in zip(range(0, 8, 2), range(1, 8, 2), strict=True):
                 pairs = await pair.ask_all([prompts[first], prompts[second]], 5, transfer=mode)
                 assert [answer.token_ids for answer in pairs] == reference[first : second + 1]
+
+
+@pytest.mark.parametrize("engine", [{}, FIXED], ids=["torch", "fixed-width"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+async def test_s14_c6_a_single_lane_answers_one_request_after_the_other(
+    tmp_path: Path, load: LoadPair, family: str, engine: dict[str, Any]
+) -> None:
+    """S14, C6: by every mode, two at a time, the tokens of the paged backend's whole reference."""
+    prompts = [prompt_of(length, length) for length in (1, 33, 65, 130)]
+    declared = {"numerics": NumericsPolicy.DECLARED, **engine}
+    (tmp_path / "pages").mkdir()
+    configs = make_configs(tmp_path / "pages", f"tiny:{family}", **declared)
+    async with running_pair(*configs, load(*configs)) as pair:
+        reference = [(await pair.ask(prompt, 40, transfer="whole")).token_ids for prompt in prompts]
+    (tmp_path / "lane").mkdir()
+    changes = {"backend": "single-lane", "lanes": 1, **declared}
+    configs = make_configs(tmp_path / "lane", f"tiny:{family}", **changes)
+    async with running_pair(*configs, load(*configs)) as pair:
+        for mode in MODES:
+            for first, second in ((0, 1), (2, 3)):
+                answers = await pair.ask_all([prompts[first], prompts[second]], 40, transfer=mode)
+                assert [answer.token_ids for answer in answers] == reference[first : second + 1]
 
 
 async def test_p11_n2_services_with_other_pages_and_other_widths_pair(tmp_path: Path, load: LoadPair) -> None:

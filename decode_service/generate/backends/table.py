@@ -17,4 +17,13 @@ def _torch(setup: BackendSetup) -> DecodeBackend:
     return make_backend(setup)
 
 
-BACKENDS: Kind[BackendSetup, DecodeBackend] = Kind("backend", BACKEND_GROUP, {"torch": _torch})
+def _single_lane(setup: BackendSetup) -> DecodeBackend:
+    """Compute one sequence in one contiguous cache."""
+    from decode_service.generate.backends.single_lane import make_backend
+
+    return make_backend(setup)
+
+
+BACKENDS: Kind[BackendSetup, DecodeBackend] = Kind(
+    "backend", BACKEND_GROUP, {"torch": _torch, "single-lane": _single_lane}
+)

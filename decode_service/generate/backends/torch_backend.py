@@ -104,13 +104,24 @@ class TorchBackend:
         """See `DecodeBackend`."""
         if not 0 < len(batch) <= self._description.max_lanes:
             raise ValueError(f"a step has 1 to {self._description.max_lanes} lanes, got {len(batch)}")
-        plans = [_GroupPlan(group, batch) for group in self._groups]
+        plans = [self.plan(group, batch) for group in self._groups]
         cache = _StepCache(self._layers, plans)
         with torch.inference_mode():
             output = self._forward(batch, cache)
             cache.check_complete()
             logits: Logits = output.logits[:, -1].float().numpy()
         return logits
+
+    def plan(self, group: GroupGeometry, batch: Sequence[LaneStep]) -> StepPlan:
+        """Return where the rows of a step lie, for the layers of a group; called once a step and group."""
+        tables = [lane.tables[group.group_index] for lane in batch]
+        return StepPlan(
+            [table.row(lane.position) for table, lane in zip(tables, batch, strict=True)],
+            [
+                _runs(table, Range(group.visible(lane.position).start, lane.position + 1))
+                for table, lane in zip(tables, batch, strict=True)
+            ],
+        )
 
     def _forward(self, batch: Sequence[LaneStep], cache: _StepCache) -> Any:
         try:
@@ -143,26 +154,21 @@ class _LayerPages:
         self.keys_1HRD, self.values_1HRD = _by_head(keys_RHD), _by_head(values_RHD)
 
 
-class _GroupPlan:
+class StepPlan:
     """Where a step's tokens go and what they see, for the layers of one group."""
 
     __slots__ = ("rows_B", "runs")
 
-    def __init__(self, group: GroupGeometry, batch: Sequence[LaneStep]) -> None:
-        tables = [lane.tables[group.group_index] for lane in batch]
-        self.rows_B = torch.tensor(
-            [table.row(lane.position) for table, lane in zip(tables, batch, strict=True)]
-        )
-        self.runs = [
-            _runs(table, Range(group.visible(lane.position).start, lane.position + 1))
-            for table, lane in zip(tables, batch, strict=True)
-        ]
+    def __init__(self, rows: Sequence[int], runs: Sequence[Runs]) -> None:
+        """Take the row of each lane's token, and the runs of what it sees, itself included."""
+        self.rows_B = torch.tensor(rows)
+        self.runs = runs
 
 
 class _StepCache:
     """The cache of one forward: writes the new rows and says what each sequence attends to."""
 
-    def __init__(self, layers: dict[int, _LayerPages], plans: Sequence[_GroupPlan]) -> None:
+    def __init__(self, layers: dict[int, _LayerPages], plans: Sequence[StepPlan]) -> None:
         self._layers = layers
         self._plans = plans
         self._num_updates = 0
@@ -198,7 +204,7 @@ class _StepKV:
 
     __slots__ = ("_pages", "_plan", "window")
 
-    def __init__(self, pages: _LayerPages, plan: _GroupPlan) -> None:
+    def __init__(self, pages: _LayerPages, plan: StepPlan) -> None:
         self._pages = pages
         self._plan = plan
         self.window = pages.window
