@@ -236,8 +236,10 @@ class DecodePeer:
     def _enqueue(self, start: StartPrefill) -> None:
         assert self._slab is not None
         memory = self._slab.view(start.slot_offset, start.slot_size)
-        geometry, digest = self._session.geometry, self._session.agreement.digest
-        target = SlotTarget(start, geometry, memory, digest, self._seal_from_engine)
+        session, produced = self._session, self._context.offer.identity.geometry.dtypes
+        target = SlotTarget(
+            start, session.geometry, produced, memory, session.agreement.digest, self._seal_from_engine
+        )
         self._jobs.add(Job(self, target, self._context.clock.now_ns(), self._context.credit_wait_s))
 
     def _expire(self, transfer_id: int, error: LeaseExpired) -> None:

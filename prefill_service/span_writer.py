@@ -1,8 +1,9 @@
 """Packs finished KV into the slot of one transfer and says which spans are final.
 
 Theory of operation: the span plan fixes where every row goes, so a row is copied once, straight from the
-attention's output to its place. A slot smaller than the plan is a ring, which gives a span its place when
-its first layer is written and may wait for room then. The mode decides only *when*:
+attention's output to its place, and becomes the session's element type on the way. A slot smaller than the
+plan is a ring, which gives a span its place when its first layer is written and may wait for room then. The
+mode decides only *when*:
 
     stream     copy when the layer is done, seal each span when its last layer is done
     deferred   copy when the layer is done, seal everything in `finish`
@@ -20,7 +21,7 @@ Not here: the cut into spans (`common/kv/plan.py`), room in a ring (`credit.py`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,7 +30,8 @@ from numpy.typing import NDArray
 from common.engine.prefill import wanted_of
 from common.errors import EngineFailed, SpanOutOfRange
 from common.kv.digest import DigestKind, digest
-from common.kv.geometry import GroupGeometry, KVGeometry
+from common.kv.elements import convert
+from common.kv.geometry import DType, KVGeometry
 from common.kv.plan import ChunkPlan, PlannedSpan, SpanPlan
 from common.kv.ranges import Range
 from common.kv.spans import Span, key_range, value_range
@@ -46,6 +48,9 @@ class SlotTarget:
     start: StartPrefill
     geometry: KVGeometry
     """Of the session: decode's groups, windows and element type."""
+
+    produced: Mapping[int, DType]
+    """Element type that the engine delivers, by model layer; the copy makes the session's of it."""
 
     memory: memoryview
     """The bytes of the slot, writable."""
@@ -97,8 +102,8 @@ class SpanWriter:
     def write(self, layer_index: int, tokens: Range, keys: Rows, values: Rows) -> None:
         """Take the KV of one layer for one chunk, or for the part of it that is wanted; see `KVWriter`.
 
-        Raises: `EngineFailed` when it is not this layer's and chunk's turn, or rows have another size; what
-        `CreditRing.open` raises.
+        Raises: `EngineFailed` when it is not this layer's and chunk's turn, rows have another size, or a
+        number does not fit the session's element type; what `CreditRing.open` raises.
         """
         if not tokens.intersection(self._wanted.get(layer_index, tokens)):
             return
@@ -144,7 +149,8 @@ class SpanWriter:
         return turn
 
     def _check_rows(self, layer_index: int, tokens: Range, keys: Rows, values: Rows) -> None:
-        row_bytes = self._places[layer_index][0].row_bytes
+        group, dtype = self._places[layer_index][0], self._target.produced[layer_index]
+        row_bytes = group.num_kv_heads * group.head_dim * dtype.itemsize
         for rows in (keys, values):
             if len(rows) != len(tokens) or rows.nbytes != len(tokens) * row_bytes:
                 shape = f"{len(rows)} rows, {rows.nbytes} bytes"
@@ -161,7 +167,7 @@ class SpanWriter:
             first = turn.tokens.start
             rows = slice(span.tokens.start - first, span.tokens.stop - first)
             span = self._placed(span, position)
-            self._copy(group, span, position - span.layers.start, keys[rows], values[rows])
+            self._copy(turn.layer_index, span, keys[rows], values[rows])
             if span.completed_by == turn.layer_index:
                 self._complete(span)
 
@@ -173,13 +179,19 @@ class SpanWriter:
             self._in_ring[span.group_index] = replace(span, offset=self._ring.open(span))
         return self._in_ring[span.group_index]
 
-    def _copy(self, group: GroupGeometry, span: PlannedSpan, position: int, keys: Rows, values: Rows) -> None:
-        num_tokens = len(span.tokens)
+    def _copy(self, layer_index: int, span: PlannedSpan, keys: Rows, values: Rows) -> None:
+        group, group_layer = self._places[layer_index]
+        num_tokens, position = len(span.tokens), group_layer - span.layers.start
+        source = self._target.produced[layer_index]
         for within, rows in (
             (key_range(group, num_tokens, position), keys),
             (value_range(group, num_tokens, position), values),
         ):
-            self._rows(span.offset + within.start, rows)[...] = rows
+            offset = span.offset + within.start
+            if source is group.dtype:
+                self._rows(offset, rows)[...] = rows
+            else:
+                convert(rows, source, self._target.memory, group.dtype, offset)
 
     def _rows(self, offset: int, like: Rows) -> NDArray[np.generic]:
         """Return the slot's bytes from `offset` as an array shaped like `like`."""

@@ -129,6 +129,11 @@ class KVGeometry:
         return dict(sorted(places.items()))
 
     @property
+    def dtypes(self) -> dict[int, DType]:
+        """Return the element type of each KV-owning layer, by model layer."""
+        return {layer.layer_index: layer.dtype for layer in self.layers}
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of keys and values of one token over every KV-owning layer."""
         return sum(group.token_bytes for group in self.groups)

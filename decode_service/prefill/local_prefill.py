@@ -128,6 +128,7 @@ class LocalEngine:
         self._on_change = on_change
         self._engine = engine
         self._description = engine.describe()
+        self._produced = engine.identity().geometry.dtypes
         self._geometry = geometry
         self._store = store
         self._clock = clock
@@ -165,7 +166,7 @@ class LocalEngine:
         timeline.engine, timeline.numerics = self._description.name, self._description.numerics_text
         tables = reservation.pages.tables
         required = self._geometry.required(0, request.prompt_len)
-        writer = PageWriter(self._store, self._geometry, tables, required)
+        writer = PageWriter(self._store, self._geometry, tables, required, self._produced)
         outcome: asyncio.Future[_Computed] = asyncio.get_running_loop().create_future()
         reservation.hold(Holder.ENGINE)
         self._journal.local_started(reservation, required)

@@ -11,11 +11,12 @@ Not here: publication, and coverage of what was written; `written` is what cover
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from common.engine.decode import KVPlace, KVStore
 from common.errors import SpanOutOfRange
-from common.kv.geometry import KVGeometry
+from common.kv.elements import converted
+from common.kv.geometry import DType, KVGeometry
 from common.kv.ranges import Range, RangeSet
 from common.kv.tables import PageTable
 from common.kv.writer import Rows
@@ -30,8 +31,11 @@ class PageWriter:
         geometry: KVGeometry,
         tables: Sequence[PageTable],
         required: Sequence[Range],
+        produced: Mapping[int, DType] | None = None,
     ) -> None:
+        """`produced` has the element type of the engine by model layer, when it may not be the store's."""
         self._store = store
+        self._produced = geometry.dtypes if produced is None else produced
         self._tables = tuple(tables)
         self._required = tuple(required)
         self._places = geometry.by_layer
@@ -40,19 +44,23 @@ class PageWriter:
     def write(self, layer_index: int, tokens: Range, keys: Rows, values: Rows) -> None:
         """Copy the required positions among `tokens` into their pages.
 
-        Raises SpanOutOfRange for an unknown layer or rows of another size; nothing is copied then.
+        Raises SpanOutOfRange for an unknown layer or rows of another size, and EngineFailed for a number that
+        does not fit the store's element type; nothing is copied then.
         """
         if layer_index not in self._places:
             raise SpanOutOfRange("layer_index", layer_index, sorted(self._places))
         group, group_layer = self._places[layer_index]
-        self._check(tokens, keys, group.row_bytes)
-        self._check(tokens, values, group.row_bytes)
+        source = self._produced[layer_index]
+        row_bytes = group.num_kv_heads * group.head_dim * source.itemsize
+        self._check(tokens, keys, row_bytes)
+        self._check(tokens, values, row_bytes)
         wanted = tokens.intersection(self._required[group.group_index])
         if not len(wanted):
             return
         place = KVPlace(group.group_index, self._tables[group.group_index], wanted)
         part = slice(wanted.start - tokens.start, wanted.stop - tokens.start)
-        self._store.write(place, group_layer, keys[part], values[part])
+        rows = (converted(one[part], source, group.dtype) for one in (keys, values))
+        self._store.write(place, group_layer, *rows)
         self._written[layer_index] = self._written[layer_index].with_range(wanted)
 
     def missing(self) -> tuple[str, ...]:

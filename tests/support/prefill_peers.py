@@ -95,6 +95,21 @@ class PeerDesk:
         return [await self.peer.next_message() for _ in range(count)]
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose job it is: a number, for a job that no engine loop runs."""
+
+    number: int
+
+    def start(self, job: Job) -> bool:
+        """See `JobOwner`."""
+        raise NotImplementedError
+
+    def finish(self, job: Job, outcome: object) -> None:
+        """See `JobOwner`."""
+        raise NotImplementedError
+
+
 def make_engine() -> PatternEngine:
     """Return an engine that fits `make_offer`."""
     return PatternEngine(make_geometry(), CHUNK_TOKENS, make_offer().max_prompt_tokens)

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field, replace
 
 from common.kv.digest import DigestKind, digest
-from common.kv.geometry import KVGeometry
+from common.kv.geometry import DType, KVGeometry
 from common.kv.plan import SpanGranularity
 from common.kv.ranges import Range
 from common.kv.ring import minimum_ring, ring_shares
@@ -49,6 +49,9 @@ class SpanDesk:
     """Whether the slot is the smallest ring; decode imports what is sealed at once then, unless paused."""
 
     is_paused: bool = False
+    produced: dict[int, DType] = field(default_factory=dict)
+    """What the engine delivers, when that is not what the session has."""
+
     sealed: list[Span] = field(default_factory=list)
     slot: Range = field(init=False)
     memory: bytearray = field(init=False)
@@ -67,9 +70,9 @@ class SpanDesk:
             first_tokens=starts_of(self.geometry, self.first_token, self.prompt_len),
         )
         memory = memoryview(self.memory)[GUARD_BYTES : GUARD_BYTES + size]
-        target = SlotTarget(
-            replace(start, mode=self.mode), self.geometry, memory, DigestKind.XXH3_64, self.hear
-        )
+        produced = self.produced or self.geometry.dtypes
+        start = replace(start, mode=self.mode)
+        target = SlotTarget(start, self.geometry, produced, memory, DigestKind.XXH3_64, self.hear)
         if self.is_ring:
             assert size < plan.total_bytes
             terms = CreditTerms(0, threading.Event(), ManualClock())

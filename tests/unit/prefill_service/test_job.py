@@ -1,7 +1,7 @@
 """One prompt on the engine's thread."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from prefill_service.span_writer import SlotTarget
 from tests.support.clock import ManualClock
 from tests.support.factories import make_geometry
 from tests.support.fakes import PatternEngine, one_hot
-from tests.support.prefill_peers import make_engine
+from tests.support.prefill_peers import Owner, make_engine
 from tests.support.sessions import GRANULARITY, PROMPT, make_start, make_totals
 
 SLOT = Range(4096, 12_288)
@@ -24,25 +24,11 @@ RING = Range(4096, 4096 + 384)
 """Room for one span of two tokens in one layer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Whose job it is: a number, for a job that no engine loop runs."""
-
-    number: int
-
-    def start(self, job: Job) -> bool:
-        """See `JobOwner`."""
-        raise NotImplementedError
-
-    def finish(self, job: Job, outcome: object) -> None:
-        """See `JobOwner`."""
-        raise NotImplementedError
-
-
 def make_job(told: list[Span], slot: Range = SLOT, mode: TransferMode = TransferMode.STREAM) -> Job:
     """Return a job of five tokens accepted at 40 ns."""
     start = replace(make_start(), slot_size=len(slot), mode=mode)
-    target = SlotTarget(start, make_geometry(), memoryview(bytearray(len(slot))), DigestKind.OFF, told.append)
+    geometry, memory = make_geometry(), memoryview(bytearray(len(slot)))
+    target = SlotTarget(start, geometry, geometry.dtypes, memory, DigestKind.OFF, told.append)
     return Job(Owner(3), target, accepted_ns=40, credit_wait_s=0)
 
 

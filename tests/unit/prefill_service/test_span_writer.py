@@ -4,10 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from common.errors import EngineFailed, SpanOutOfRange
 from common.kv.coverage import Coverage
 from common.kv.digest import DigestKind
+from common.kv.geometry import DType
 from common.kv.plan import SpanGranularity
 from common.kv.ranges import Range
 from common.session.messages import TransferMode
@@ -220,11 +222,76 @@ def test_what_breaks_the_engine_s_contract_fails_the_prompt(
 def test_a_slot_too_small_for_the_prompt_is_refused() -> None:
     """It comes from the peer, so it is the transfer's failure and not our bug; nothing was written."""
     plan = plan_of(HYBRID, 0, 21, GRANULARITY)
-    target = SlotTarget(
-        make_start(), HYBRID, memoryview(bytearray(plan.total_bytes - 1)), DigestKind.OFF, print
-    )
+    memory = memoryview(bytearray(plan.total_bytes - 1))
+    target = SlotTarget(make_start(), HYBRID, HYBRID.dtypes, memory, DigestKind.OFF, print)
 
     with pytest.raises(SpanOutOfRange) as refusal:
         SpanWriter(plan, target, ManualClock())
 
     assert refusal.value.field == "slot_size"
+
+
+def make_narrow(mode: TransferMode) -> SpanDesk:
+    """Return a session of float16 whose engine computes in float32."""
+    geometry = make_geometry(dtype=DType.FLOAT16)
+    return SpanDesk(
+        geometry,
+        11,
+        mode=mode,
+        granularity=SpanGranularity(8, 0, 4096),
+        produced=dict.fromkeys(geometry.dtypes, DType.FLOAT32),
+    )
+
+
+def numbers(tokens: Range, layer_index: int) -> NDArray[np.float32]:
+    """Return rows of float32 [tokens, 3, 8], no two numbers alike, that float16 has to round."""
+    start = 1000 * layer_index + tokens.start
+    rows = np.arange(24 * len(tokens), dtype=np.float32).reshape(-1, 3, 8)
+    return (rows + np.float32(24 * start)) / np.float32(3000)
+
+
+@pytest.mark.parametrize("mode", TransferMode)
+def test_numbers_become_those_of_the_session_in_the_copy(mode: TransferMode) -> None:
+    """N10: the slot has float16 where the engine computes in float32, whatever the mode."""
+    desk = make_narrow(mode)
+    for tokens in (Range(0, 8), Range(8, 11)):
+        for layer in range(2):
+            rows = numbers(tokens, layer)
+            desk.writer.write(layer, tokens, rows, -rows)
+
+    desk.writer.finish()
+
+    for span in desk.sealed:
+        (layer,) = span.layers
+        rows, found = numbers(span.tokens, layer), np.frombuffer(desk.bytes_of(span), np.float16)
+        half = rows.astype(np.float16).ravel()
+        assert np.array_equal(found[: half.size], half)
+        assert np.array_equal(found[half.size : 2 * half.size], -half)
+    assert len(desk.sealed) == 4
+    desk.assert_guarded()
+
+
+@pytest.mark.parametrize("mode", TransferMode)
+def test_a_number_that_the_session_does_not_have_fails_the_prompt(mode: TransferMode) -> None:
+    """N10: it never becomes infinite; its span is not sealed."""
+    desk = make_narrow(mode)
+    rows = numbers(Range(0, 8), 0)
+    rows[3, 1, 2] = 1e6
+
+    with pytest.raises(EngineFailed, match="do not fit float16"):
+        desk.writer.write(0, Range(0, 8), rows, rows)
+        desk.writer.write(1, Range(0, 8), rows, rows)
+        desk.writer.write(0, Range(8, 11), rows[:3], rows[:3])
+        desk.writer.write(1, Range(8, 11), rows[:3], rows[:3])
+        desk.writer.finish()
+
+    assert desk.sealed == []
+
+
+def test_rows_are_measured_in_the_type_of_the_engine() -> None:
+    """Rows of the session's own type are half as long as an engine of float32 has to bring."""
+    desk = make_narrow(TransferMode.STREAM)
+    rows = numbers(Range(0, 8), 0).astype(np.float16)
+
+    with pytest.raises(EngineFailed, match="8 rows, 384 bytes, not 8 of 96 bytes"):
+        desk.writer.write(0, Range(0, 8), rows, rows)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from common.errors import SpanOutOfRange
+from common.errors import EngineFailed, SpanOutOfRange
+from common.kv.geometry import DType
 from common.kv.ranges import Range
 from common.kv.tables import PageTable
 from common.kv.writer import Rows
@@ -104,3 +107,38 @@ def test_write_refuses_rows_that_do_not_fit_and_changes_nothing(layer_index: int
         writer.write(layer_index, Range(0, 4), make_rows(Range(0, 4), 8, 0), rows)
 
     assert not storage.rows(1, 0, Kind.KEYS).any()
+
+
+def make_wide_writer() -> tuple[PagedStorage, PageWriter]:
+    """Return pages of bfloat16, and a writer for an engine that computes in float32."""
+    geometry = replace(
+        GEOMETRY, layers=tuple(replace(layer, dtype=DType.BFLOAT16) for layer in GEOMETRY.layers)
+    )
+    storage = PagedStorage(paged(geometry), [3, 7])
+    return storage, PageWriter(storage, geometry, TABLES, REQUIRED, GEOMETRY.dtypes)
+
+
+def test_numbers_become_those_of_the_pages() -> None:
+    """N10: rows of float32 end in pages of bfloat16, rounded, where their positions are."""
+    storage, writer = make_wide_writer()
+    tokens = Range(4, 11)
+    numbers = (np.arange(7 * 3 * 8, dtype=np.float32).reshape(7, 3, 8) + 1) / 8
+
+    writer.write(0, tokens, numbers, -numbers)
+
+    for position in range(6, 11):
+        row = numbers[position - 4].ravel()
+        for kind, expected in ((Kind.KEYS, row), (Kind.VALUES, -row)):
+            bits = np.frombuffer(held(storage, 0, 0, kind, position), np.uint16).astype(np.uint32) << 16
+            assert np.array_equal(bits.view(np.float32), expected)
+
+
+def test_a_number_that_the_pages_do_not_have_is_refused_before_the_copy() -> None:
+    """N10: a finite number never becomes infinite."""
+    storage, writer = make_wide_writer()
+    numbers = np.full((1, 3, 8), np.float32(3.4e38))
+
+    with pytest.raises(EngineFailed, match="do not fit bfloat16"):
+        writer.write(0, Range(10, 11), numbers, numbers)
+
+    assert not storage.rows(0, 0, Kind.KEYS).any()
