@@ -67,6 +67,8 @@ class PeerJournal:
         self._is_on = not isinstance(journal, NullJournal)
         self._name: Fields = {"peer": "", "session": ""}
         self._is_open = False
+        self._layers: list[int] = []
+        # Invariant: layers of each group of the geometry in Hello, by which spans are named.
         self._attempts: dict[int, int] = {}
         # Invariant: attempts of the transfers that were accepted and not answered.
 
@@ -77,6 +79,7 @@ class PeerJournal:
         match message:
             case Hello() if not self._is_open:
                 self._name = {"peer": message.boot_id, "session": message.slab.name}
+                self._layers = [group.num_layers for group in message.identity.geometry.groups]
             case ReleaseSpan() if self._attempts.get(message.transfer_id) == message.attempt:
                 self._on_transfer(Event.SPAN_CREDITED, message.transfer_id, sequence=message.sequence)
             case _:
@@ -117,9 +120,7 @@ class PeerJournal:
 
     def _opened(self, welcome: Welcome) -> None:
         self._is_open = True
-        groups = welcome.identity.geometry.groups
-        fields = {"digest": welcome.digest.value, "layers": [group.num_layers for group in groups]}
-        self._record(Event.SESSION_OPENED, fields)
+        self._record(Event.SESSION_OPENED, {"digest": welcome.digest.value, "layers": self._layers})
 
     def _accepted(self, start: StartPrefill) -> None:
         self._attempts[start.transfer_id] = start.attempt

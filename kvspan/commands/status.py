@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from common.excerpt import printable
 from common.settings import TARGET
 from kvspan.commands.command import EXIT_OK
 from kvspan.commands.counts import own_lines, unusual
@@ -18,7 +19,11 @@ from kvspan.commands.values import rounded_size
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-    from kvspan.v1.decode_pb2 import GetStatusResponse
+    from kvspan.v1.decode_pb2 import GetStatusResponse, PeerStatus
+
+
+SHOWN_DIFFERENCES_CHARS = 1000
+"""Of what differs from one prefill service; `--json` has all of it."""
 
 
 @click.command("status")
@@ -105,3 +110,17 @@ def _peer_lines(status: GetStatusResponse) -> Iterator[str]:
         )
         if peer.reason:
             yield f"  no session: {peer.reason}: {peer.problem}"
+        elif peer.HasField("engine"):
+            yield f"  engine: {_engine(peer)}"
+
+
+def _engine(peer: PeerStatus) -> str:
+    """Return what computes at a peer, and in what it computes otherwise than decode would."""
+    from kvspan.v1.geometry_pb2 import EngineOrigin
+
+    origin = EngineOrigin.Name(peer.engine.origin).removeprefix("ENGINE_ORIGIN_").lower()
+    told = "; ".join(
+        f"{one.field}: {one.decode_value} here, {one.prefill_value} there" for one in peer.differences
+    )
+    differs = f", differs in {printable(told, SHOWN_DIFFERENCES_CHARS)}" if told else ""
+    return f"{printable(peer.engine.name)} ({origin}){differs}"

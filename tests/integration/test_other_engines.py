@@ -19,6 +19,7 @@ from common.kv.writer import KVWriter
 from common.runtime.clock import SystemClock
 from common.session.identity import NumericsPolicy
 from common.session.messages import TransferMode
+from kvspan.audit.replay import audit_files
 from kvspan.client import Completion
 from prefill_service.job import Job, JobResult, run_job
 from prefill_service.span_writer import SlotTarget
@@ -78,7 +79,11 @@ async def test_n1_a_dense_producer_serves_a_model_with_windows(tmp_path: Path, l
     async with running_pair(*exact, load(*exact)) as pair:
         expected = await answers(pair, "whole")
         sent = (await pair.ask(prompt_of(150), 1, route="remote")).timings.num_bytes
-    declared = make_configs(tmp_path, "tiny:gemma3", numerics=NumericsPolicy.DECLARED)
+    prefill, decode = make_configs(tmp_path, "tiny:gemma3", numerics=NumericsPolicy.DECLARED)
+    declared = (
+        replace(prefill, journal=str(tmp_path / "prefill.jsonl")),
+        replace(decode, journal=str(tmp_path / "decode.jsonl")),
+    )
 
     async with running_pair(*declared, with_dense(load(*exact))) as pair:
         found = {mode: await answers(pair, mode) for mode in MODES}
@@ -88,6 +93,8 @@ async def test_n1_a_dense_producer_serves_a_model_with_windows(tmp_path: Path, l
     assert found == dict.fromkeys(MODES, expected)
     assert (one.prefill_engine.name, one.timings.num_bytes) == ("dense", sent)
     assert {field.rpartition(".")[2] for field in noted} == {"window", "group"}
+    # Each side counts groups of its own; what is wanted of them is decode's.
+    assert audit_files([Path(config.journal) for config in declared], all_stopped=True).findings == ()
 
 
 def crossed(

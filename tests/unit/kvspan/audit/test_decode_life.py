@@ -184,7 +184,7 @@ RULES: dict[str, tuple[Change, str, str]] = {
     "R3 other layers than the peer owns (W12)": (
         change(E.SESSION_OPENED, {}, layers=[2, 2]),
         "R3",
-        "the peer owns (2, 2) layers by group, this side (2, 1)",
+        "the peer owns 4 layers, this side 3",
     ),
     "R3 session with another life": (change(E.TRANSFER_ABORTED, {}, peer="ffff"), "R3", "not with ffff"),
     "R4 slot reused before drain": (slot_freed_during_transfer, "R4", "transfer 2 has not drained"),

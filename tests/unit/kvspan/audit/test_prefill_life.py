@@ -61,7 +61,7 @@ RULES: dict[str, tuple[Change, str, str]] = {
         "R3",
         "names another slot",
     ),
-    "R3 layers": (change(E.SESSION_OPENED, {}, layers=[2]), "R3", "owned are (2, 1)"),
+    "R3 layers": (change(E.SESSION_OPENED, {}, layers=[2]), "R3", "the session has 2 layers, owned are 3"),
     "R3 session with another life": (change(E.TRANSFER_DRAINED, {}, peer="ffff"), "R3", "not with ffff"),
     "R4 answered before it drained": (
         lambda story: story.move(

@@ -12,6 +12,7 @@ from kvspan.commands.command import EXIT_OK
 from kvspan.commands.status import status_lines
 from kvspan.v1 import decode_pb2 as pb
 from kvspan.v1 import transfer_pb2
+from kvspan.v1.geometry_pb2 import ENGINE_ORIGIN_DECLARED, EngineFacts
 from tests.support.wire import ScriptedDecode, answer_hello, serving
 
 
@@ -72,6 +73,27 @@ def test_lines_name_groups_and_peers() -> None:
         "group 1: 7 of 40 pages of 6.0 KiB used",
         "peer unix:/p: refused, 3 transfers, 2 slots, 5.0 MiB of 64.0 MiB leased, 7 clock errors",
         "  no session: KV_GEOMETRY_MISMATCH: geometry differs",
+    ]
+
+
+def test_an_open_peer_says_what_computes_there_and_how_it_differs() -> None:
+    """An operator sees by whom prompts are computed, and that it is not as decode would."""
+    engine = EngineFacts(name="npu", origin=ENGINE_ORIGIN_DECLARED)
+    differences = [
+        pb.FieldDifference(field="numerics.engine", decode_value="torch", prefill_value="npu 7"),
+        pb.FieldDifference(field="numerics.chunk_tokens", decode_value="256", prefill_value="0"),
+    ]
+    peers = [
+        pb.PeerStatus(state=pb.SESSION_STATE_OPEN, engine=engine),
+        pb.PeerStatus(state=pb.SESSION_STATE_OPEN, engine=engine, differences=differences),
+    ]
+
+    lines = [line for line in status_lines(pb.GetStatusResponse(peers=peers)) if "engine" in line]
+
+    engine_and_grid = "numerics.engine: torch here, npu 7 there; numerics.chunk_tokens: 256 here, 0 there"
+    assert lines == [
+        "  engine: npu (declared)",
+        f"  engine: npu (declared), differs in {engine_and_grid}",
     ]
 
 
