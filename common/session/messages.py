@@ -16,6 +16,14 @@ from common.kv.ranges import Range
 from common.kv.spans import Span
 from common.session.identity import EngineFacts, NumericsPolicy, PeerIdentity
 
+LONGEST_STEP_S = 600.0
+"""Seconds that an engine may say it cannot be stopped within; nobody waits longer for it."""
+
+
+def step_limit_s(longest_step_ms: int) -> float:
+    """Return how much longer whoever waits for an engine has to wait, by what it says of itself."""
+    return min(longest_step_ms / 1e3, LONGEST_STEP_S)
+
 
 class TransferMode(enum.Enum):
     """When a span is written and sealed; everything else is the same code."""

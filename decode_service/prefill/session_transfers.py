@@ -30,7 +30,7 @@ from common.session.actions import (
     TransferFailed,
 )
 from common.session.decode_side import DecodeSession
-from common.session.messages import PrefillDone, PrefillMessage, StartPrefill
+from common.session.messages import PrefillDone, PrefillMessage, StartPrefill, step_limit_s
 from common.session.peer_times import PeerTimes
 from common.session.transfer_states import TransferState
 from common.slab.allocator import Slot
@@ -51,9 +51,6 @@ MIN_TIME_LIMIT_S = 0.001
 DRAIN_LIMIT_S = 10.0
 """Seconds from a transfer's failure to the producer's word that it writes no more, of an engine that looks
 for a stop at every layer; one that cannot has as much more time as it says."""
-
-LONGEST_STEP_S = 600.0
-"""Seconds that an engine may say it cannot be stopped within."""
 
 TransferAction = ImportSpan | TransferComplete | TransferFailed | TransferDrained
 CarryOut = Callable[[Iterable[DecodeAction]], None]
@@ -106,7 +103,7 @@ class SessionTransfers:
     def overdue(self) -> list[int]:
         """Return the transfers that failed or were given up long ago and have not drained."""
         welcome = self._machine.welcome
-        step_s = min(welcome.longest_step_ms / 1e3, LONGEST_STEP_S) if welcome else 0.0
+        step_s = step_limit_s(welcome.longest_step_ms) if welcome else 0.0
         before_ns = self._clock.now_ns() - round((DRAIN_LIMIT_S + step_s) * 1e9)
         return [
             transfer_id

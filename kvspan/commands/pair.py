@@ -165,7 +165,8 @@ class PairPlan:
     decode_command: tuple[str, ...]
     prefill_command: tuple[str, ...]
     kill_after_s: float
-    """Time from the request to end until a child is killed; longer than its own grace."""
+    """Time from the request to end until a child is killed; longer than its own grace. An engine that cannot
+    be stopped at once has more: see `Pair.allow`."""
 
 
 def service_command(name: str, arguments: Sequence[str]) -> tuple[str, ...]:
@@ -183,6 +184,7 @@ class Pair:
         self._plan = plan
         self._children: list[Child] = []
         self._hurry = asyncio.Event()
+        self._longest_step_s = 0.0
 
     async def __aenter__(self) -> Self:
         try:
@@ -232,9 +234,13 @@ class Pair:
         codes = await self.stop()
         return EXIT_OK if CLEAN_CODES.issuperset(codes) else EXIT_FAILED
 
+    def allow(self, longest_step_s: float) -> None:
+        """Give a child so much longer before it is killed: for so long its engine cannot be stopped."""
+        self._longest_step_s = longest_step_s
+
     async def stop(self) -> tuple[int, ...]:
         """End both in order, kill what outlasts its grace, and return the exit codes."""
-        limit_s, hurry = self._plan.kill_after_s, self._hurry
+        limit_s, hurry = self._plan.kill_after_s + self._longest_step_s, self._hurry
         return tuple([await child.stop(limit_s, hurry) for child in self._children])
 
     def hurry(self) -> None:

@@ -34,6 +34,24 @@ async def wait_serving(target: str, service: str) -> None:
                     return
 
 
+async def longest_step_s(target: str) -> float:
+    """Return for how long the engine of the prefill service at `target` cannot be stopped, by what it says.
+
+    Raises `RemoteFailure` when it does not answer.
+    """
+    from common.session.messages import step_limit_s
+    from common.wire.channel import make_channel
+    from common.wire.failure import remote_failures
+    from kvspan.v1.transfer_pb2 import PrefillServiceGetCapabilitiesRequest
+    from kvspan.v1.transfer_pb2_grpc import PrefillServiceStub
+
+    async with make_channel(target) as channel:
+        with remote_failures():
+            request = PrefillServiceGetCapabilitiesRequest()
+            answer = await PrefillServiceStub(channel).GetCapabilities(request)
+    return step_limit_s(answer.longest_step_ms)
+
+
 def check_health(target: str, service: str, timeout_s: float) -> str:
     """Return the name of the health status of `service` at `target`.
 

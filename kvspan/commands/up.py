@@ -23,7 +23,7 @@ from decode_service.config import REMOTE_HEALTH, DecodeConfig
 from kvspan.commands.command import CommandFailed, tell
 from kvspan.commands.flags import arguments_of, make_config, settings_of
 from kvspan.commands.pair import ChildEnded, Pair, PairPlan, service_command, socket_folder
-from kvspan.commands.remote import told_failures, wait_serving
+from kvspan.commands.remote import longest_step_s, told_failures, wait_serving
 from prefill_service.config import PrefillConfig
 
 DEFAULTS = {"model": "demo", "listen": "127.0.0.1:50051"}
@@ -101,6 +101,7 @@ async def run_pair(
             async with asyncio.timeout(ready_timeout_s):
                 decode, prefill = await pair.read_addresses()
                 await wait_serving(decode, REMOTE_HEALTH)
+                pair.allow(await longest_step_s(prefill))
             await use(PairReady(decode, prefill, lifecycle.ending))
 
         async with pair:

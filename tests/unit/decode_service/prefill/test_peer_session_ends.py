@@ -154,6 +154,31 @@ async def test_an_engine_that_cannot_be_stopped_has_that_much_more_time(
         desk.session.close(LOST)
 
 
+async def test_a_drain_within_what_the_engine_says_disturbs_nobody(slab_dir: Path) -> None:
+    """Rule 8: while the engine is in a step of half a minute, its session goes on and takes more."""
+    with make_session_desk(slab_dir) as desk:
+        await desk.open(longest_step_ms=30_000)
+        slow, neighbour = await requested(desk), await ending(desk)
+        slow.prefill.abort(CAUSE)
+        for _ in range(40):
+            desk.clock.advance_s(1)
+            desk.session.check_drained()
+
+        assert (desk.session.is_retired, desk.session.is_leaving) == (False, False)
+        desk.importer.finish()
+        await neighbour.prefill.wait()
+        neighbour.prefill.prove_complete()
+        neighbour.prefill.settle()
+        await desk.said(6)  # five credits and a cancel: what follows is the next start
+        third = await requested(desk)
+        desk.cancelled(slow)
+        desk.session.check_drained()
+        assert (desk.session.is_open, desk.session.is_leaving) == (True, False)
+        for one in (slow, neighbour, third):
+            leave(one)
+        desk.session.close(LOST)
+
+
 async def overdue_beside(desk: SessionDesk) -> tuple[Transfer, Transfer]:
     """Return a transfer that has not drained in time, and a neighbour that is ending."""
     overdue, neighbour = await requested(desk), await ending(desk)

@@ -178,6 +178,20 @@ async def test_children_that_are_hurried_are_told_again_and_end_in_order(tmp_pat
     ]
 
 
+async def test_an_engine_that_cannot_be_stopped_gives_its_child_that_much_more_time(tmp_path: Path) -> None:
+    """Without it both would be killed at once, and neither note that it was told to end."""
+    log, drain = tmp_path / "log", asyncio.Event()
+
+    async with Pair(make_plan(log, kill_after_s=0)) as pair:
+        await pair.read_addresses()
+        pair.allow(600)
+        drain.set()
+        code = await pair.run(drain, nothing)
+
+    assert code == 0
+    assert log.read_text().split() == ["decode", "prefill"]
+
+
 def test_sockets_of_a_pair_have_a_folder_of_their_own() -> None:
     """Nobody else can enter it, and nothing of it stays."""
     with socket_folder() as folder:
