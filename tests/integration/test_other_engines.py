@@ -19,13 +19,14 @@ from common.kv.writer import KVWriter
 from common.runtime.clock import SystemClock
 from common.session.identity import NumericsPolicy
 from common.session.messages import TransferMode
+from common.wire.failure import RemoteFailure
 from kvspan.audit.replay import audit_files
-from kvspan.client import Completion
+from kvspan.client import AsyncClient, Completion
 from prefill_service.job import Job, JobResult, run_job
 from prefill_service.span_writer import SlotTarget
 from tests.integration.conftest import LoadPair
 from tests.support.cases import prompt_of
-from tests.support.pair import MODES, LoadedPair, Pair, make_configs, running_pair
+from tests.support.pair import MODES, LoadedPair, Pair, make_configs, running_decode, running_pair
 from tests.support.prefill_peers import Owner
 from tests.support.sessions import make_start
 
@@ -151,3 +152,25 @@ async def test_n10_an_engine_of_float32_serves_a_cache_of_bfloat16(
     assert "dtype float32" in remote.prefill_engine.numerics
     assert "dtype bfloat16" in local.prefill_engine.numerics
     assert {"numerics.engine", "geometry.layers[0].dtype", "fingerprint.weights"} <= noted
+
+
+@pytest.mark.parametrize(("policy", "is_answered"), [("fail", False), ("retry", False), ("local", True)])
+async def test_auto_takes_no_other_engine_unless_the_operator_says_so(
+    policy: str, is_answered: bool, tmp_path: Path, load: LoadPair
+) -> None:
+    """Without a session `auto` says so; route `local` is obeyed, and its answer names the engine."""
+    configs = make_configs(tmp_path, numerics=NumericsPolicy.DECLARED, on_prefill_loss=policy)
+    decode = replace(configs[1], prefill=(f"unix:{tmp_path}/nobody.sock",))
+    async with (
+        running_decode(decode, load(*configs).decode) as (_, address),
+        AsyncClient(address) as client,
+    ):
+        local = await client.complete(token_ids=prompt_of(9), max_new_tokens=2, route="local")
+        found: tuple[int, ...] | str
+        try:
+            found = (await client.complete(token_ids=prompt_of(9), max_new_tokens=2, route="auto")).token_ids
+        except RemoteFailure as failure:
+            found = failure.reason
+
+    assert found == (local.token_ids if is_answered else "PREFILL_UNAVAILABLE")
+    assert local.prefill_engine.name == "torch"
