@@ -242,10 +242,10 @@ def test_every_command_inside_a_container_can_be_parsed() -> None:
 
 def test_every_make_target_that_is_named_exists() -> None:
     """`make` has what the pages promise."""
-    targets = set(re.findall(r"^([a-z]+):", page("Makefile"), re.M))
+    targets = set(re.findall(r"^([a-z-]+):", page("Makefile"), re.M))
     in_blocks = {line[1] for line in command_lines() if line[0] == "make"}
     in_text = {
-        text.split()[1] for name in PAGES for text in code_words(name) if re.match(r"make [a-z]+\b", text)
+        text.split()[1] for name in PAGES for text in code_words(name) if re.match(r"make [a-z-]+\b", text)
     }
 
     assert {"demo", "test"} <= in_blocks
