@@ -28,6 +28,7 @@ from kvspan.audit.command import audit
 from kvspan.bench.command import bench
 from kvspan.commands.check import check
 from kvspan.commands.command import EXIT_FAILED, EXIT_USAGE, CommandFailed
+from kvspan.commands.conformance import conformance
 from kvspan.commands.demo import demo
 from kvspan.commands.flags import refusal_text
 from kvspan.commands.generate import generate
@@ -41,7 +42,7 @@ from kvspan.start import EXIT_INTERRUPTED, early_end
 logger = logging.getLogger(__name__)
 
 COMMANDS: tuple[click.Command, ...] = (
-    up, prefill, decode, generate, status, check, health, demo, bench, audit,
+    up, prefill, decode, generate, status, check, health, demo, bench, audit, conformance,
 )  # fmt: skip
 """Every command, in the order of the help."""
 

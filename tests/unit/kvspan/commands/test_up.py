@@ -19,9 +19,15 @@ def parse(*line: str) -> dict[str, Any]:
     return parse_line(up, ["--model=tiny:llama", "--listen=127.0.0.1:0", *line])
 
 
+OPTIONS = ("--engine-option=widths=8", "--backend-option=device=1")
+"""Settings that are no part of a command line unless they are given."""
+
+
 def test_each_service_is_told_what_concerns_it() -> None:
     """Settings reach every service that has them, those that were not given too; decode learns of prefill."""
-    plan = make_plan(parse("--page-tokens=32", "--lanes=3", "--max-concurrency=5", "--log-json"), PREFILL)
+    plan = make_plan(
+        parse("--page-tokens=32", "--lanes=3", "--max-concurrency=5", "--log-json", *OPTIONS), PREFILL
+    )
 
     decode, prefill = set(plan.decode_command), set(plan.prefill_command)
     assert {
