@@ -107,7 +107,8 @@ def load(config: DecodeConfig) -> Loaded:
     num_pages = pool_pages(geometry, config.cache_tokens, config.lanes)
     _check_room(config, geometry, num_pages)
     backend.allocate(config.page_tokens, num_pages)
-    longest = min(config.cache_tokens, context_tokens(config.max_context_tokens, text))
+    most = backend.describe().max_context_tokens or context_tokens(config.max_context_tokens, text)
+    longest = min(config.cache_tokens, most)
     return Loaded(backend, text, longest, setup.threads, num_pages)
 
 

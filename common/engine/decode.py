@@ -54,6 +54,9 @@ class BackendDescription:
 
     max_lanes: int
 
+    max_context_tokens: int = 0
+    """Longest prompt with its answer; 0 for what the config of the model says."""
+
     kernels: str = ""
     """Which kernels it uses and what they promise, for people."""
 

@@ -27,6 +27,7 @@ from common.kv.spans import Span, key_range, value_range
 from common.kv.tables import PageTable
 from common.runtime.clock import Clock
 from common.runtime.invariants import raise_break, raise_on
+from common.runtime.tracebacks import drop_tracebacks
 from common.telemetry.logging import log_fields
 from common.telemetry.timeline import SpanRecord
 
@@ -90,6 +91,10 @@ class Importer:
             if actual != span.digest:
                 return ChecksumMismatch(span.sequence, span.digest.hex(), actual.hex())
             self._copy(job)
+        except KVSpanError as error:
+            # What a backend has against rows says so itself. Its frames hold views of the slab.
+            drop_tracebacks(error)
+            return error
         except InvariantViolation as error:
             raise_on(self._loop, error)
             return EngineFailed(f"import of span {span.sequence}: {told(error)}")

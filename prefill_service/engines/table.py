@@ -24,6 +24,13 @@ def _fixed_width(setup: EngineSetup) -> PrefillEngine:
     return make_engine(setup)
 
 
+def _replay(setup: EngineSetup) -> PrefillEngine:
+    """Make patterned KV of any shape, and compute nothing."""
+    from prefill_service.engines.replay import make_engine
+
+    return make_engine(setup)
+
+
 ENGINES: Kind[EngineSetup, PrefillEngine] = Kind(
-    "engine", ENGINE_GROUP, {"torch": _torch, "fixed-width": _fixed_width}
+    "engine", ENGINE_GROUP, {"torch": _torch, "fixed-width": _fixed_width, "replay": _replay}
 )

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from common.engine.prefill import Logits, PrefillEngine, Wanted
 from common.kv.plan import plan_spans
+from common.kv.ranges import Range
+from common.kv.writer import KVWriter, Rows
 from common.session.identity import NumericsPolicy
+from common.wire.failure import RemoteFailure
 from tests.integration.conftest import LoadPair
 from tests.support.cases import prompt_of
+from tests.support.gates import Prefill, with_engine
 from tests.support.pair import MODES, make_configs, running_pair
 
 LENGTHS = (1, 31, 32, 33, 63, 64, 65, 130)
@@ -95,3 +101,53 @@ async def test_a_single_pass_engine_delivers_layer_by_layer(tmp_path: Path, load
         assert {answer.timings.num_spans for answer in answers} == {plan.num_spans}
         (peer,) = (await pair.client.status()).peers
         assert "numerics.chunk_tokens" in [one.field for one in peer.differences]
+
+
+SHAPE = ("layers=4", "kv_heads=2", "head_dim=64", "dtype=bfloat16", "window=100")
+
+
+async def test_x1_a_replayed_prompt_arrives_as_it_was_made(tmp_path: Path, load: LoadPair) -> None:
+    """X1: no model on either side, every row checked on arrival, by every mode, two at a time."""
+    configs = make_configs(
+        tmp_path, engine="replay", engine_option=SHAPE, backend="replay", backend_option=SHAPE
+    )
+    async with running_pair(*configs, load(*configs)) as pair:
+        for mode in MODES:
+            prompts = [[7, 8, 9] * 200, [40, 41]]
+            answers = await pair.ask_all(prompts, 3, transfer=mode)
+            assert [answer.token_ids for answer in answers] == [(10, 11, 12), (42, 43, 44)]
+            assert answers[0].timings.num_bytes >= 4 * 2 * 256 * 99
+
+
+async def test_w1_a_replayed_row_that_is_wrong_fails_its_request(tmp_path: Path, load: LoadPair) -> None:
+    """W1: with another pattern on the other side nothing is published, and the next request is served."""
+    configs = make_configs(
+        tmp_path, engine="replay", engine_option=SHAPE, backend="replay", backend_option=SHAPE
+    )
+    copies = load(*configs)
+    honest = copies.prefill.engine
+
+    def shifted(inner: PrefillEngine) -> Prefill:
+        def prefill(
+            tokens: list[int], wanted: Wanted, writer: KVWriter, cancelled: Callable[[], bool]
+        ) -> Logits:
+            return inner.prefill(tokens, wanted, Swapped(writer) if len(tokens) == 5 else writer, cancelled)
+
+        return prefill
+
+    async with running_pair(*configs, with_engine(copies, shifted)) as pair:
+        with pytest.raises(RemoteFailure, match="not the pattern"):
+            await pair.ask([1, 2, 3, 4, 5], 2)
+        assert (await pair.ask([1, 2, 3], 2)).token_ids == (4, 5)
+    assert honest.describe().name == "replay"
+
+
+class Swapped:
+    """A writer that takes keys for values."""
+
+    def __init__(self, inner: KVWriter) -> None:
+        self._inner = inner
+
+    def write(self, layer_index: int, tokens: Range, keys: Rows, values: Rows) -> None:
+        """Write them the wrong way round."""
+        self._inner.write(layer_index, tokens, values, keys)

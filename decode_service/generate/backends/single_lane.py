@@ -56,7 +56,7 @@ class SingleLaneBackend(TorchBackend):
         super().__init__(model, engine, 1, text)
         told = engine.describe()
         self._one = BackendDescription(
-            "single-lane", told.numerics, 1, told.kernels, writes_while_stepping=False
+            "single-lane", told.numerics, 1, kernels=told.kernels, writes_while_stepping=False
         )
         self._bases: dict[int, int] = {}
         # Invariant: by group the position that lies in row 0; nothing before the first write.

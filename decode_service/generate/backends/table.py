@@ -24,6 +24,13 @@ def _single_lane(setup: BackendSetup) -> DecodeBackend:
     return make_backend(setup)
 
 
+def _replay(setup: BackendSetup) -> DecodeBackend:
+    """Check the pattern of the engine `replay`, and compute nothing."""
+    from decode_service.generate.backends.replay import make_backend
+
+    return make_backend(setup)
+
+
 BACKENDS: Kind[BackendSetup, DecodeBackend] = Kind(
-    "backend", BACKEND_GROUP, {"torch": _torch, "single-lane": _single_lane}
+    "backend", BACKEND_GROUP, {"torch": _torch, "single-lane": _single_lane, "replay": _replay}
 )

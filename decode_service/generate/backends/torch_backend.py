@@ -58,7 +58,7 @@ class TorchBackend:
         self._engine = engine
         self._text = text
         self._identity, told = engine.identity(), engine.describe()
-        self._description = BackendDescription("torch", told.numerics, max_lanes, told.kernels)
+        self._description = BackendDescription("torch", told.numerics, max_lanes, kernels=told.kernels)
         self._groups = self._identity.geometry.groups
         self._storage: PagedStorage | None = None
         self._layers: dict[int, _LayerPages] = {}

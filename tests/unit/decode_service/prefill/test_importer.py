@@ -44,11 +44,14 @@ class FragileStorage(PagedStorage):
 
     is_broken = False
     is_wrong = False
+    refusal: KVSpanError | None = None
 
     def rows(self, group_index: int, group_layer: int, kind: Kind) -> NDArray[np.uint8]:
         """Return the rows, or raise."""
         if self.is_broken:
             raise MemoryError("no such page")
+        if self.refusal is not None:
+            raise self.refusal
         if self.is_wrong:
             raise InvariantViolation("a page was lost")
         return super().rows(group_index, group_layer, kind)
@@ -251,6 +254,21 @@ async def test_a_copy_that_breaks_fails_its_span_alone(
         bench.storage.is_broken = False
         bench.submit(span, source)
         assert isinstance(await bench.said.get(), SpanRecord)
+
+
+async def test_what_a_store_has_against_rows_is_said_as_it_is() -> None:
+    """In its own words, and without the frames, which hold bytes of the slab."""
+    span, source = make_sealed(GEOMETRY.groups[0], Range(0, 2), Range(5, 11), sequence=3)
+    async with running() as bench:
+        bench.storage.refusal = EngineFailed("row 7 is not the pattern")
+        view = bench.submit(span, source)
+
+        said = await bench.said.get()
+
+        assert said is bench.storage.refusal
+        assert said.__traceback__ is None
+        with pytest.raises(ValueError, match="released"):
+            view.tobytes()
 
 
 async def test_stopping_ends_after_what_is_queued() -> None:
