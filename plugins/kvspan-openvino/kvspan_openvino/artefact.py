@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 FACTS_FILE = "artefact.json"
 MANIFEST_FILE = "manifest.json"
-FORMAT = "1"
+FORMAT = "2"
 """Raise it whenever the conversion changes what it writes."""
 
 _PREFIX = "openvino-"

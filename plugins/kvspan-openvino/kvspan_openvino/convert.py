@@ -44,10 +44,8 @@ FAMILIES = ("llama", "qwen3", "gemma3_text")
 
 _EXAMPLE_TOKENS = 8
 _TRIAL_TOKENS = 24
-_WINDOWED = "gemma3_text"
-"""The one of them whose layers are of two kinds, each with its mask and its rotation."""
-
-_SLIDING = "sliding_attention"
+_ROTATES_BY_KIND = "gemma3_text"
+"""The one of them whose kinds of layers have each a rotation of its own."""
 
 _UNIT = 2.0**-24
 """Relative error of rounding to float32."""
@@ -81,7 +79,7 @@ def convert(order: Order, folder: Path) -> None:
     loaded.model.set_attn_implementation("sdpa")
     layers = share_out(num_layers, order.parts)
     for part, share in enumerate(shown("converting for OpenVINO", layers, order.show_progress)):
-        _convert_part(loaded.model, share, folder / part_file(part))
+        _convert_part(loaded, share, folder / part_file(part))
     facts = Facts(int(decoder.config.hidden_size), num_layers, loaded.max_context, loaded.max_stretched)
     check(loaded, folder, layers, facts)
     write_manifest(folder / MANIFEST_FILE, identity_of(loaded), f"OpenVINO {runtime.version()}")
@@ -148,9 +146,9 @@ def _decoder(loaded: LoadedModel) -> Any:
     return decoder
 
 
-def _convert_part(model: Any, layers: Range, path: Path) -> None:
-    part = Part(model, layers)
-    hidden_size = model.model.config.hidden_size
+def _convert_part(loaded: LoadedModel, layers: Range, path: Path) -> None:
+    part = Part(loaded, layers)
+    hidden_size = _decoder(loaded).config.hidden_size
     if layers.start == 0:
         example, shapes = [torch.zeros((1, _EXAMPLE_TOKENS), dtype=torch.long)], [[1, -1]]
     else:
@@ -164,9 +162,10 @@ def _convert_part(model: Any, layers: Range, path: Path) -> None:
 class Part(nn.Module):
     """Some layers of a model, as they are traced."""
 
-    def __init__(self, model: Any, layers: Range) -> None:
+    def __init__(self, loaded: LoadedModel, layers: Range) -> None:
         super().__init__()
-        decoder = model.model
+        model: Any = loaded.model
+        decoder = _decoder(loaded)
         self.is_first = layers.start == 0
         self.is_last = layers.stop == len(decoder.layers)
         self._config = decoder.config
@@ -177,17 +176,18 @@ class Part(nn.Module):
         self._head = model.lm_head if self.is_last else None
         types = getattr(decoder.config, "layer_types", None)
         kinds: list[str | None] = list(types or ())[layers.start : layers.stop]
-        self._types = kinds if decoder.config.model_type == _WINDOWED else [None] * len(layers)
+        self._kinds = kinds if decoder.config.model_type == _ROTATES_BY_KIND else [None] * len(layers)
+        self._windows = [loaded.geometry.layers[layer].window for layer in layers]
 
     def forward(self, rows: Tensor, last_1: Tensor | None = None) -> tuple[Tensor, ...]:
         """See the module."""
         hidden_1TE = rows if self._embedding is None else self._embedding(rows)
         positions_1T = torch.arange(hidden_1TE.shape[1])[None]
         cache = _Recorder()
-        for layer, kind in zip(self._layers, self._types, strict=True):
+        for layer, kind, window in zip(self._layers, self._kinds, self._windows, strict=True):
             hidden_1TE = layer(
                 hidden_1TE,
-                attention_mask=self._mask(kind, positions_1T[0]),
+                attention_mask=_mask(window, positions_1T[0]),
                 position_ids=positions_1T,
                 cache=cache,
                 position_embeddings=self._rotary(hidden_1TE, positions_1T, *([kind] if kind else [])),
@@ -198,13 +198,13 @@ class Part(nn.Module):
         cap = getattr(self._config, "final_logit_softcapping", None)
         return (*cache.outputs, logits_V if cap is None else torch.tanh(logits_V / cap) * cap)
 
-    def _mask(self, kind: str | None, positions_T: Tensor) -> Tensor | None:
-        """Return what each position of a windowed layer sees; None for all before it and itself."""
-        if kind != _SLIDING:
-            return None
-        queries, keys = positions_T[:, None], positions_T[None, :]
-        window = int(self._config.sliding_window)
-        return ((keys <= queries) & (keys > queries - window))[None, None]
+
+def _mask(window: int | None, positions_T: Tensor) -> Tensor | None:
+    """Return what each position of a windowed layer sees; None for all before it and itself."""
+    if window is None:
+        return None
+    queries, keys = positions_T[:, None], positions_T[None, :]
+    return ((keys <= queries) & (keys > queries - window))[None, None]
 
 
 class _Recorder:

@@ -24,8 +24,12 @@ from common.engine.setup import EngineSetup
 from common.errors import ConfigError, UnsupportedModel
 from common.kv.geometry import DType
 from common.kv.ranges import Range
+from common.model.folder.source import TinyFamily
+from common.model.kv_reference import KVReference
 from common.model.loader import load_model
+from common.model.tiny import make_byte_tokenizer, make_tiny, tiny_config
 from common.session.identity import Origin
+from kvspan.conformance import ENGINE_CHECKS, EngineSubject
 
 MakeSetup = Callable[..., EngineSetup]
 EngineOf = Callable[[str], OpenVinoEngine]
@@ -217,6 +221,21 @@ def test_a_family_that_is_not_known_is_refused(tmp_path: Path) -> None:
         UnsupportedModel, match="qwen2: the OpenVINO engine converts llama, qwen3, gemma3_text"
     ):
         convert(Order(str(tmp_path / "model"), 1, {}, False), tmp_path / "converted")
+
+
+def test_windows_are_those_of_the_geometry(tmp_path: Path, make_setup: MakeSetup) -> None:
+    """Other families than Gemma may have windowed layers; the prompts are longer than a window."""
+    config = tiny_config(TinyFamily.QWEN3)
+    config.layer_types = ["sliding_attention", "full_attention"] * 2
+    config.use_sliding_window, config.sliding_window = True, 8
+    make_tiny(config, 3, torch.float32).save_pretrained(tmp_path)
+    make_byte_tokenizer().save_pretrained(tmp_path)
+    subject = EngineSubject(
+        create_engine(make_setup(str(tmp_path), "widths=48", "parts=2")), KVReference(str(tmp_path))
+    )
+
+    assert [layer.window for layer in subject.identity.geometry.layers] == [8, None, 8, None]
+    next(check for check in ENGINE_CHECKS if check.name == "reference").run(subject)
 
 
 def test_a_conversion_that_computes_something_else_is_refused(tmp_path: Path) -> None:

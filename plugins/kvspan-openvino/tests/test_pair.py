@@ -1,4 +1,4 @@
-"""A pair of services: OpenVINO computes the prompts, torch decodes; over all modes of the hand-off."""
+"""A pair of services: OpenVINO computes the prompts, torch decodes in many lanes or in one."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ READY_S = 120
 
 
 @contextmanager
-def running_pair(model: str, dtype: str, folder: Path) -> Iterator[Client]:
+def running_pair(model: str, dtype: str, backend: str, folder: Path) -> Iterator[Client]:
     """Yield a client of a pair of processes that ends with the block."""
     address = f"unix:{folder}/decode.sock"
     command = [
         sys.executable, "-m", "kvspan.start", "up", "--model", model, "--listen", address, "--dtype", dtype,
         "--numerics", "declared", "--engine", "openvino", "--engine-option", "widths=32,96",
         "--engine-option", "parts=2", "--threads", "1", "--log-level", "warning", "--slab-bytes", "8MiB",
-        "--min-span-bytes", "4096", "--cache-tokens", "1024",
+        "--min-span-bytes", "4096", "--cache-tokens", "1024", "--backend", backend,
+        "--lanes", "1" if backend == "single-lane" else "4",
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ, text=True) as process:
         try:
@@ -45,17 +46,19 @@ def running_pair(model: str, dtype: str, folder: Path) -> Iterator[Client]:
 @pytest.fixture(
     scope="module",
     params=[
-        ("tiny:llama", "float32"),
-        ("tiny:qwen3", "float32"),
-        ("tiny:gemma3", "float32"),
-        ("tiny:llama", "bfloat16"),
+        ("tiny:llama", "float32", "torch"),
+        ("tiny:qwen3", "float32", "torch"),
+        ("tiny:gemma3", "float32", "torch"),
+        ("tiny:llama", "bfloat16", "torch"),
+        ("tiny:qwen3", "float32", "single-lane"),
+        ("tiny:gemma3", "float32", "single-lane"),
     ],
     ids="-".join,
 )
 def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """Yield a client of a pair over each model, and over a session in another type than the engine's."""
-    model, dtype = request.param
-    with running_pair(model, dtype, tmp_path_factory.mktemp("pair")) as client:
+    """Yield a client of a pair over each model, a session in another type than the engine's, and one lane."""
+    model, dtype, backend = request.param
+    with running_pair(model, dtype, backend, tmp_path_factory.mktemp("pair")) as client:
         yield client
 
 
