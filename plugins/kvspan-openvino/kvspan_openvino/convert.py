@@ -51,7 +51,8 @@ _UNIT = 2.0**-24
 """Relative error of rounding to float32."""
 
 _GROWTH = 16
-"""How much layers may amplify an error of an earlier one; a tiny model of random weights shows up to 4."""
+"""How much layers may amplify an error of an earlier one. Without it a tiny model of random weights reached
+1.02 of the bound, the demo model 0.1; a wrong mask or rotation is of the size of the values themselves."""
 
 
 @dataclass(frozen=True, slots=True)
