@@ -101,7 +101,7 @@ ROWS = (
     Row("decode told, too late", ("between3", "importing")),
     Row("decode told twice", ("idle", "between3", "importing", "decoding")),
     Row("other weights", ("idle", "first")),
-    Row("other pages", ("idle",)),
+    Row("another engine", ("idle",)),
     Row("other chunks", ("idle",), STREAM, ("local",)),
     Row("other numbers", ("idle",)),
     Row("client cancels", ("queued", "requested", "published", "decoding"), STREAM, FAIL, BOTH),

@@ -303,7 +303,9 @@ PROCESS_FAULTS: dict[str, Callable[[], Fault]] = {
     "decode told, too late": TellDecodeLate,
     "decode told twice": TellDecodeTwice,
     "other weights": lambda: OtherPrefill("fingerprint.weights", model="tiny:qwen3"),
-    "other pages": lambda: OtherPrefill("geometry.vocab_size", page_tokens=32),
+    "another engine": lambda: OtherPrefill(
+        "numerics.engine", engine="fixed-width", engine_option=["widths=64"]
+    ),
     "other chunks": lambda: OtherPrefill("numerics.chunk_tokens", chunk_tokens=128),
     "other numbers": lambda: OtherPrefill("dtype", dtype="bfloat16"),
 }

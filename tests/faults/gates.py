@@ -124,12 +124,12 @@ class Gates:
 def install_prefill(gates: Gates) -> None:
     """Put gates into the prefill service of this process."""
 
-    def gate_seal(writer: SpanWriter, geometry: Any, plan: Any, target: Any, *rest: Any) -> tuple[Any, ...]:
+    def gate_seal(writer: SpanWriter, plan: Any, target: Any, *rest: Any) -> tuple[Any, ...]:
         def seal(span: Span) -> None:
             gates.pass_("seal")
             target.seal(span)
 
-        return (geometry, plan, replace(target, seal=seal), *rest)
+        return (plan, replace(target, seal=seal), *rest)
 
     def take(peer: DecodePeer, message: object) -> None:
         if isinstance(message, Hello | StartPrefill):

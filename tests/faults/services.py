@@ -65,7 +65,6 @@ class Shape:
             "dtype": "float32",
             "slab_dir": slab_dir,
             "journal": journal,
-            "page_tokens": 16,
             "chunk_tokens": 64,
             "min_span_bytes": 24 << 10,
             "max_span_bytes": 48 << 10,

@@ -31,7 +31,8 @@ EXIT_CONFIG = 2
 
 def run_prefill(arguments: Arguments) -> int:
     """Be a prefill service."""
-    config = PrefillConfig(**arguments["config"])
+    options = tuple(arguments["config"].get("engine_option", ()))
+    config = PrefillConfig(**{**arguments["config"], "engine_option": options})
     return _serve(arguments, install_prefill, lambda ready: serve_prefill(config, ready))
 
 
