@@ -24,6 +24,8 @@ UNPACKED = demo_checkpoint(cache_folder(os.environ))
 """Looked for before the tests get a cache of their own."""
 
 
+# Converting it takes a minute, several where other work has the cores.
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(UNPACKED is None, reason="the demo model was not unpacked")
 def test_kv_and_logits_of_a_real_model_are_those_of_transformers(
     kvspan_cache: Path, make_setup: Callable[..., EngineSetup]
