@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import pytest
@@ -59,15 +60,64 @@ def test_keys_and_logits_are_those_of_the_whole_prompt(family: str, length: int)
         )
 
 
-def test_padding_changes_no_bit_of_what_stands_before_it() -> None:
-    """Two prompts of one width, one the beginning of the other: the common rows are the same."""
-    engine, prompt = make(), make_prompt(16)
-    longer, _ = run(engine, prompt)
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1, 7, 15, 16, 17, 31])
+def test_c5_every_length_in_passes_of_any_width_ends_as_the_whole_prompt_does(width: int) -> None:
+    """C5: prompts of up to 70 tokens; as far from float64 as transformers' own float32, times eight.
 
-    shorter, _ = run(engine, prompt[:9])
+    Eight, since both are sums of the same numbers in other orders: either error is a draw of the same size.
+    """
+    engine, prompt = make("gemma3", f"widths={width}"), make_prompt(70)
+    reference = load_model("tiny:gemma3", "float32", progress=False).model
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        single = reference(input_ids=ids).logits[0].double().numpy()
+        exact = reference.double()(input_ids=ids).logits[0].numpy()
+    tolerance = 8 * np.abs(single - exact).max()
+    assert tolerance < 1e-3
 
-    rows = len(longer.writes[0][2]) // 16
-    assert [keys for *_, keys, _ in shorter.writes] == [keys[: 9 * rows] for *_, keys, _ in longer.writes]
+    # One token a pass is slow: every length of the wider ones, some of that.
+    for length in range(1, 71, 1 if width > 1 else 23):
+        writer = RecordingWriter()
+        logits = engine.prefill(prompt[:length], dense(engine.identity().geometry, length), writer, never)
+        np.testing.assert_allclose(logits, exact[length - 1], rtol=0, atol=tolerance)
+        passes = [tokens for layer, tokens, *_ in writer.writes if layer == 0]
+        assert passes == [Range(start, min(start + width, length)) for start in range(0, length, width)]
+
+
+@cache
+def made(family: str, dtype: str) -> FixedWidthEngine:
+    """Return an engine of widths 16 and 64, once."""
+    return make_engine(
+        make_setup(f"tiny:{family}", ("widths=16,64", "layer_group=2"), max_prompt_tokens=200, dtype=dtype)
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("longer", "shorter"),
+    [(16, 9), (16, 1), (64, 17), (64 + 16, 64 + 5), (64 + 64, 64 + 17), (128 + 40, 128 + 30)],
+)
+def test_padding_changes_no_bit_of_what_stands_before_it(
+    family: str, dtype: str, longer: int, shorter: int
+) -> None:
+    """A position depends on the tokens up to it and on the width of its pass: not on how much is padding.
+
+    One prompt is the beginning of the other, and their last passes have one width; in the first, the second
+    and the third pass.
+    """
+    engine, prompt = made(family, dtype), make_prompt(longer)
+    more, _ = run(engine, prompt)
+
+    less, _ = run(engine, prompt[:shorter])
+
+    assert len(more.writes) == len(less.writes)
+    for (_, tokens, *long), (_, cut, *short) in zip(more.writes, less.writes, strict=True):
+        assert tokens.contains(cut)
+        for rows, beginning in zip(long, short, strict=True):
+            assert rows.startswith(beginning)
+            assert len(beginning) * len(tokens) == len(rows) * len(cut)
 
 
 def test_a_prompt_has_the_same_bits_again() -> None:
