@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from common.kv.plan import plan_spans
+from common.session.identity import NumericsPolicy
 from common.wire.failure import RemoteFailure
 from decode_service.app import Loaded
 from decode_service.cache.storage import Kind, PagedStorage
@@ -143,6 +145,48 @@ async def test_s11_every_length_of_an_odd_window_continues_as_oracle(
     async with running_pair(*configs, load(*configs)) as pair:
         prompts = [prompt_of(length, length) for length in range(1, 81)]
         await assert_greedy(pair, oracles("HYB_ODD"), prompts, 3)
+
+
+FIXED = {
+    "engine": "fixed-width",
+    "engine_option": ("widths=7,31", "layer_group=4"),
+    "numerics": NumericsPolicy.DECLARED,
+}
+"""Passes that no page, no window and no chunk divides, whose layers leave in groups of both kinds."""
+
+
+async def test_s11_every_length_of_an_odd_window_continues_as_oracle_after_fixed_widths(
+    tmp_path: Path, checkpoints: dict[str, str], load: LoadPair, oracles: Callable[[str], Oracle]
+) -> None:
+    """S11: prompts of 1 to 80 tokens that another engine computed in odd passes answer as ORACLE."""
+    configs = make_configs(tmp_path, checkpoints["HYB_ODD"], queue_limit=80, **FIXED)
+    async with running_pair(*configs, load(*configs)) as pair:
+        prompts = [prompt_of(length, length) for length in range(1, 81)]
+        await assert_greedy(pair, oracles("HYB_ODD"), prompts, 3)
+
+
+@pytest.mark.parametrize("model", ["HYB", "SHARE", "UNEVEN"])
+async def test_s1_s3_h18_fixed_widths_send_the_window_of_every_model_with_groups(
+    tmp_path: Path,
+    checkpoints: dict[str, str],
+    load: LoadPair,
+    oracles: Callable[[str], Oracle],
+    model: str,
+) -> None:
+    """S1, S3, H18: at each border the answer is ORACLE's in every mode, and no more is sent than is seen."""
+    configs = make_configs(tmp_path, checkpoints[model], **FIXED)
+    async with running_pair(*configs, load(*configs)) as pair:
+        prompts = [prompt_of(length, length) for length in S1_LENGTHS]
+        for mode in MODES:
+            await assert_greedy(pair, oracles(model), prompts, transfer=mode)
+        (session,) = (peer.session for peer in pair.decode.peers)
+        assert session is not None
+        geometry, granularity = session.geometry, session.welcome.granularity
+        exact = sum(group.token_bytes * len(group.visible(200)) for group in geometry.groups)
+        planned = plan_spans(geometry, geometry.required(0, 200), granularity).total_bytes
+        sent = (await pair.ask(prompt_of(200), 1)).timings.num_bytes
+        assert sent == planned
+        assert exact <= sent < exact + 64 * 2 * len(geometry.layers) * (200 // 31 + 2)
 
 
 def swap_groups(span: transfer_pb2.KVSpan) -> None:
