@@ -122,7 +122,7 @@ async def test_unary_calls_answer_what_they_are(pair: Pair, service: str) -> Non
     )
 
     (capabilities,) = messages(told.output)
-    assert capabilities["versions"] == {"minimum": 2, "maximum": 2}
+    assert capabilities["versions"] == {"minimum": 3, "maximum": 3}
     assert len(capabilities["identity"]["geometry"]["layers"]) == 4
     assert messages(health.output) == [{"status": "SERVING"}]
 
