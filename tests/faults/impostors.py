@@ -61,6 +61,7 @@ class Impostor:
             "slot_offset": self.slab.data.start,
             "slot_size": len(self.slab.data),
             "token_ids": [65] * 40,
+            "first_tokens": [0],
             "mode": geometry_pb2.TRANSFER_MODE_STREAM,
             "time_limit": {"seconds": 5},
         }

@@ -97,7 +97,7 @@ async def opened(address: str, slab_dir: Path) -> AsyncIterator[Stranger]:
 NONSENSE: dict[str, Callable[[Impostor], pb.TransferRequest]] = {
     "release": lambda _: pb.TransferRequest(release_span=pb.ReleaseSpan(transfer_id=9, attempt=1)),
     "cancel": lambda _: pb.TransferRequest(cancel_prefill=pb.CancelPrefill(transfer_id=9, attempt=1)),
-    "long prompt": lambda me: me.start(token_ids=[1 << 30]),
+    "unknown token": lambda me: me.start(token_ids=[1 << 30]),
 }
 
 

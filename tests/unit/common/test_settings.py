@@ -100,7 +100,7 @@ def test_defaults_are_allowed_by_their_own_types(config: ServiceConfig) -> None:
 @pytest.mark.parametrize(
     ("config", "changes", "refusal"),
     [
-        (DECODE, {"chunk_tokens": 96}, "chunk_tokens=96: must be a multiple of --page-tokens=64"),
+        (DECODE, {"chunk_tokens": 96}, "page_tokens=64: must divide --chunk-tokens=96"),
         (DECODE, {"cache_tokens": 128}, "cache_tokens=128: must be at least --chunk-tokens=256"),
         (DECODE, {"route": "remote"}, "route=remote: needs a service, has --prefill="),
         (DECODE, {"prefill": ("unix:/b", "unix:/b")}, "prefill=unix:/b,unix:/b: must name each service once"),
