@@ -49,5 +49,5 @@ def test_y24_an_unknown_user_without_a_home_is_asked_for_a_cache(tmp_path: Path)
         out, err = service.communicate(timeout=60)
 
     assert (service.returncode, out) == (EXIT_USAGE, "")
-    assert err.startswith("kvspan: KVSPAN_CACHE=: name a folder for the demo model: ")
+    assert err.startswith("kvspan: KVSPAN_CACHE=: name a folder for converted models: ")
     assert err.count("\n") == 1
