@@ -65,7 +65,9 @@ def test_the_command_of_the_page_passes(example: ModuleType, capsys: pytest.Capt
 
 def test_a_failing_engine_ends_the_command_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     """And its check says what it saw."""
-    code = main(["conformance", "engine", "--engine-factory", "tests.conformance.test_broken:make_deaf"])
+    code = main(
+        ["conformance", "engine", "--engine-factory", "tests.conformance.test_broken_engines:make_deaf"]
+    )
 
     out = capsys.readouterr().out
     assert code == 1

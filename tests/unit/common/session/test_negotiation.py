@@ -1,7 +1,6 @@
 """Whether two services fit, and that a refusal names every difference."""
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -20,7 +19,7 @@ from common.kv.digest import DigestKind
 from common.kv.geometry import DType, KVGeometry, LayerGeometry
 from common.kv.plan import SpanGranularity
 from common.kv.spans import PART_ALIGNMENT
-from common.session.identity import EngineFacts, NumericsPolicy, PeerIdentity
+from common.session.identity import EngineFacts
 from common.session.messages import SlabHandle, TransferMode, VersionRange
 from common.session.negotiation import (
     PROTOCOL_VERSIONS,
@@ -28,63 +27,21 @@ from common.session.negotiation import (
     PrefillOffer,
     compare,
     compared_fields,
-    may_differ,
     negotiate,
     refusal,
     verify_welcome,
 )
 from tests.support.factories import make_geometry, make_hybrid_geometry
+from tests.support.identities import (
+    IDENTITY_CHANGES,
+    fields_of,
+    per_layer,
+    with_fingerprint,
+    with_numerics,
+    with_rope,
+    with_template,
+)
 from tests.support.sessions import GRANULARITY, NONCE, make_hello, make_identity, make_offer, make_welcome
-
-Change = Callable[[PeerIdentity], PeerIdentity]
-
-
-def _with_geometry(**changes: object) -> Change:
-    return lambda identity: replace(identity, geometry=make_geometry(**changes))  # type: ignore[arg-type]
-
-
-def _with_fingerprint(**changes: str) -> Change:
-    return lambda identity: replace(identity, fingerprint=replace(identity.fingerprint, **changes))
-
-
-def _with_numerics(**changes: object) -> Change:
-    return lambda identity: replace(identity, numerics=replace(identity.numerics, **changes))  # type: ignore[arg-type]
-
-
-def _with_rope(value: str) -> Change:
-    return lambda identity: replace(identity, config_fields=(("hidden_size", "48"), ("rope_theta", value)))
-
-
-def _with_template(value: str) -> Change:
-    return lambda identity: replace(identity, tokenizer_fields=(("chat_template", value),))
-
-
-def _per_layer(name: str, num_layers: int = 2) -> set[str]:
-    return {f"geometry.layers[{index}].{name}" for index in range(num_layers)}
-
-
-IDENTITY_CHANGES: dict[str, tuple[Change, set[str], type[NegotiationError]]] = {
-    "dtype": (_with_geometry(dtype=DType.FLOAT16), _per_layer("dtype"), GeometryMismatch),
-    "heads": (_with_geometry(num_kv_heads=6), _per_layer("num_kv_heads"), GeometryMismatch),
-    "dim": (_with_geometry(head_dim=16), _per_layer("head_dim"), GeometryMismatch),
-    "window": (_with_geometry(window=6), _per_layer("window"), GeometryMismatch),
-    "vocabulary": (_with_geometry(vocab_size=12), {"geometry.vocab_size"}, GeometryMismatch),
-    "config": (_with_fingerprint(config="c1"), {"fingerprint.config"}, ModelMismatch),
-    "weights": (_with_fingerprint(weights="3f"), {"fingerprint.weights"}, ModelMismatch),
-    "tokenizer": (_with_fingerprint(tokenizer="71"), {"fingerprint.tokenizer"}, ModelMismatch),
-    "template": (_with_template('"other"'), {"tokenizer.chat_template"}, ModelMismatch),
-    "rope": (_with_rope("500000.0"), {"config.rope_theta"}, ModelMismatch),
-    "engine": (_with_numerics(engine="npu"), {"numerics.engine"}, ModelMismatch),
-    "grid": (
-        _with_numerics(chunk_tokens=4),
-        {"numerics.chunk_tokens", "granularity.chunk_tokens"},
-        ModelMismatch,
-    ),
-}
-
-
-def _fields(error: NegotiationError) -> set[str]:
-    return {difference.field for difference in error.differences}
 
 
 def test_equal_peers_agree_on_version_modes_and_the_digest_that_decode_prefers() -> None:
@@ -145,7 +102,7 @@ def test_prefill_refuses_a_hello_and_names_the_field_when_one_differs(name: str)
     with pytest.raises(NegotiationError) as refused:
         negotiate(make_hello(), make_offer(change(make_identity())))
 
-    assert _fields(refused.value) == fields
+    assert fields_of(refused.value) == fields
     assert type(refused.value) is kind
 
 
@@ -157,13 +114,13 @@ def test_decode_refuses_a_welcome_and_names_the_field_when_one_differs(name: str
     with pytest.raises(NegotiationError) as refused:
         verify_welcome(make_hello(), make_welcome(change(make_identity())), NONCE)
 
-    assert _fields(refused.value) == fields
+    assert fields_of(refused.value) == fields
     assert type(refused.value) is kind
 
 
 def test_both_values_are_told_when_a_field_differs() -> None:
     """The reader learns which side has which value."""
-    differences = compare(make_identity(), _with_rope("500000.0")(make_identity()))
+    differences = compare(make_identity(), with_rope("500000.0")(make_identity()))
 
     assert differences == (Difference("config.rope_theta", "10000.0", "500000.0"),)
 
@@ -176,7 +133,7 @@ def test_both_values_are_told_when_a_field_differs() -> None:
 def test_long_values_are_told_where_they_differ(ours: str, theirs: str) -> None:
     """Row Y10: of two templates the reader sees the place, and not two starts that are alike."""
     before, after = '"' + "a" * 20_000, "b" * 20_000 + '"'
-    first, second = (_with_template(before + value + after)(make_identity()) for value in (ours, theirs))
+    first, second = (with_template(before + value + after)(make_identity()) for value in (ours, theirs))
 
     (difference,) = compare(first, second)
 
@@ -223,7 +180,7 @@ def test_a_group_map_that_differs_is_refused() -> None:
     with pytest.raises(GeometryMismatch) as refused:
         negotiate(make_hello(ours), make_offer(theirs))
 
-    assert _per_layer("window") <= _fields(refused.value)
+    assert per_layer("window") <= fields_of(refused.value)
 
 
 def test_a_moved_group_index_is_named_even_where_the_layer_itself_is_equal() -> None:
@@ -278,13 +235,13 @@ def test_no_common_mode_digest_or_layout_is_refused(offer: PrefillOffer, field: 
     with pytest.raises(LayoutMismatch) as refused:
         negotiate(make_hello(), offer)
 
-    assert _fields(refused.value) == {field}
+    assert fields_of(refused.value) == {field}
 
 
 def test_every_difference_is_named_when_several_fields_differ() -> None:
     """One attempt tells the operator everything; the gravest kind gives the class."""
     theirs = make_identity(make_geometry(vocab_size=12))
-    theirs = _with_fingerprint(weights="3f")(_with_rope("1.0")(_with_numerics(engine="npu")(theirs)))
+    theirs = with_fingerprint(weights="3f")(with_rope("1.0")(with_numerics(engine="npu")(theirs)))
     offer = replace(make_offer(theirs), versions=VersionRange(7, 8), modes=(), digests=(), layouts=())
 
     with pytest.raises(VersionMismatch) as refused:
@@ -346,7 +303,7 @@ def test_modes_that_were_not_offered_are_refused(modes: tuple[TransferMode, ...]
     with pytest.raises(LayoutMismatch) as refused:
         verify_welcome(hello, replace(make_welcome(), modes=modes), NONCE)
 
-    assert _fields(refused.value) == {"modes"}
+    assert fields_of(refused.value) == {"modes"}
 
 
 def test_a_digest_that_was_not_offered_is_refused() -> None:
@@ -354,7 +311,7 @@ def test_a_digest_that_was_not_offered_is_refused() -> None:
     with pytest.raises(LayoutMismatch) as refused:
         verify_welcome(make_hello(), replace(make_welcome(), digest=DigestKind.XXH3_128), NONCE)
 
-    assert _fields(refused.value) == {"digests"}
+    assert fields_of(refused.value) == {"digests"}
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 2**32 - 1])
@@ -386,83 +343,14 @@ def test_a_granularity_of_any_span_size_is_taken(span_bytes: int) -> None:
     verify_welcome(make_hello(), replace(make_welcome(), granularity=granularity), NONCE)
 
 
-DECLARED = replace(make_hello(), numerics_policy=NumericsPolicy.DECLARED)
-
-TOLD: dict[str, tuple[Change, set[str]]] = {
-    "engine": (_with_numerics(engine="npu"), {"numerics.engine"}),
-    "dtype": (_with_geometry(dtype=DType.BFLOAT16), _per_layer("dtype")),
-    "weights in another type": (_with_fingerprint(weights="3f"), {"fingerprint.weights"}),
-}
-"""What keeps nobody apart where numerics are declared."""
-
-
-@pytest.mark.parametrize(("change", "fields"), TOLD.values(), ids=TOLD)
-def test_what_may_differ_is_told_where_numerics_are_declared(change: Change, fields: set[str]) -> None:
-    """The same peer is refused where they have to be equal."""
-    theirs = change(make_identity())
-
-    negotiate(DECLARED, make_offer(theirs))
-    verify_welcome(DECLARED, make_welcome(theirs), NONCE)
-
-    assert {one.field for one in may_differ(make_identity(), theirs)} == fields
-    assert {one.field for one in compare(make_identity(), theirs)} == fields
-
-
-ALONE_TOLD = ("engine", "dtype", "weights", "grid")
-REFUSED = {name: change for name, change in IDENTITY_CHANGES.items() if name not in ALONE_TOLD}
-
-
-@pytest.mark.parametrize("change", [change for change, _, _ in REFUSED.values()], ids=REFUSED)
-def test_another_model_is_refused_whatever_is_declared(change: Change) -> None:
-    """Heads, windows that are too short, vocabulary, config, tokenizer: nobody computes around those."""
-    with pytest.raises(NegotiationError):
-        negotiate(DECLARED, make_offer(change(make_identity())))
-
-
-def test_another_checkpoint_is_refused_whatever_is_declared() -> None:
-    """Rounded to one type its weights differ too, and the refusal names both digests."""
-    theirs = _with_fingerprint(weights="3f", rounded_weights="5b")(make_identity())
-
-    with pytest.raises(ModelMismatch) as refused:
-        negotiate(DECLARED, make_offer(theirs))
-
-    assert _fields(refused.value) == {"fingerprint.weights", "fingerprint.rounded_weights"}
-
-
-@pytest.mark.parametrize(
-    ("windows", "is_enough"),
-    [((None, None, None), True), ((8, None, 8), True), ((5, None, 5), False), ((6, 9, 6), False)],
-)
-def test_a_producer_keeps_what_decode_wants_or_more(windows: tuple[int | None, ...], is_enough: bool) -> None:
-    """A dense producer has every position of every layer; one that forgets earlier than decode has not."""
-    ours = make_identity(make_hybrid_geometry(windows=(6, None, 6), full_head_dim=8))
-    layers = tuple(
-        replace(layer, window=window) for layer, window in zip(ours.geometry.layers, windows, strict=True)
-    )
-    theirs = replace(ours, geometry=replace(ours.geometry, layers=layers))
-
-    assert (compare(ours, theirs, NumericsPolicy.DECLARED) == ()) == is_enough
-
-
-def test_an_own_grid_may_differ_where_numerics_are_declared() -> None:
-    """It has to be the grid on which its spans are cut all the same."""
-    theirs = _with_numerics(chunk_tokens=0)(make_identity())
-    offer = replace(make_offer(theirs), granularity=replace(GRANULARITY, chunk_tokens=0))
-
-    negotiate(DECLARED, offer)
-
-    with pytest.raises(ModelMismatch):
-        negotiate(DECLARED, replace(offer, granularity=GRANULARITY))
-
-
 def test_all_differences_of_a_welcome_are_named() -> None:
     """The nonce does not hide the model, nor the model the nonce."""
-    welcome = replace(make_welcome(_with_rope("1.0")(make_identity())), nonce=bytes(32), version=7)
+    welcome = replace(make_welcome(with_rope("1.0")(make_identity())), nonce=bytes(32), version=7)
 
     with pytest.raises(VersionMismatch) as refused:
         verify_welcome(make_hello(), welcome, NONCE)
 
-    assert _fields(refused.value) == {"protocol", "config.rope_theta", "slab.nonce"}
+    assert fields_of(refused.value) == {"protocol", "config.rope_theta", "slab.nonce"}
 
 
 def test_a_slab_is_told_by_name_and_size_and_never_by_address() -> None:
