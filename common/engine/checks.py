@@ -23,16 +23,14 @@ def check_engine(setting: str, name: str, engine: Any) -> None:
     """Raise `ConfigError` that names an engine and what is wrong with what it says of itself."""
     _require_methods(setting, name, engine, ENGINE_METHODS)
     identity, description = _said(setting, name, engine, EngineDescription)
-    for problem in engine_problems(identity, description):
-        raise ConfigError(setting, name, problem)
+    _require_none(setting, name, engine_problems(identity, description))
 
 
 def check_backend(setting: str, name: str, backend: Any) -> None:
     """Raise `ConfigError` that names a backend and what is wrong with what it says of itself."""
     _require_methods(setting, name, backend, BACKEND_METHODS)
     _, description = _said(setting, name, backend, BackendDescription)
-    for problem in backend_problems(description):
-        raise ConfigError(setting, name, problem)
+    _require_none(setting, name, backend_problems(description))
 
 
 def engine_problems(identity: EngineIdentity, description: EngineDescription) -> Iterator[str]:
@@ -72,6 +70,16 @@ def backend_problems(description: BackendDescription) -> Iterator[str]:
         yield f"max_lanes is {description.max_lanes}, a step has at least 1"
 
 
+def _require_none(setting: str, name: str, problems: Iterator[str]) -> None:
+    """Raise `ConfigError` for the first problem, and for a value that cannot even be compared."""
+    try:
+        problem = next(problems, None)
+    except (TypeError, ValueError, AttributeError) as error:
+        problem = f"has a value of another type in its description: {words_of(error)}"
+    if problem is not None:
+        raise ConfigError(setting, name, problem)
+
+
 def _require_methods(setting: str, name: str, made: Any, methods: tuple[str, ...]) -> None:
     missing = [method for method in methods if not callable(getattr(made, method, None))]
     if missing:
@@ -82,7 +90,7 @@ def _require_methods(setting: str, name: str, made: Any, methods: tuple[str, ...
 def _said(setting: str, name: str, made: Any, kind: type[Any]) -> tuple[EngineIdentity, Any]:
     try:
         identity, description = made.identity(), made.describe()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(setting, name, f"cannot say what it is: {words_of(error)}") from error
     for value, wanted in ((identity, EngineIdentity), (description, kind)):
         if not isinstance(value, wanted):

@@ -85,7 +85,7 @@ def make(setting: str, name: str, factory: Callable[[S], T], setup: S) -> T:
         return factory(setup)
     except KVSpanError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(setting, name, f"cannot be made: {words_of(error)}") from error
 
 
@@ -106,7 +106,7 @@ def _own(setting: str, path: str) -> Callable[[Any], Any]:
 def _loaded(setting: str, name: str, load: Callable[[], Any]) -> Any:
     try:
         return load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(setting, name, f"cannot be imported: {words_of(error)}") from error
 
 

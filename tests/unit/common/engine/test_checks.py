@@ -111,3 +111,18 @@ def test_what_is_no_engine_is_refused_by_name(engine: object, problem: str) -> N
         check_engine("engine", "npu", engine)
 
     assert (refused.value.field, refused.value.value) == ("engine", "npu")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"widths": ("a", 2)}, {"max_prompt_tokens": "9"}, {"layer_stops": None}, {"longest_step_ms": None}],
+)
+def test_a_value_of_another_type_is_refused_by_name(change: dict[str, Any]) -> None:
+    """Whatever comparing it raises: one line, and no traceback."""
+
+    class Odd(PatternEngine):
+        def describe(self) -> EngineDescription:
+            return replace(GOOD, **change)
+
+    with pytest.raises(ConfigError, match="engine=npu: has a value of another type in its description"):
+        check_engine("engine", "npu", Odd(GEOMETRY))

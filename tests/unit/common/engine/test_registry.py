@@ -101,6 +101,11 @@ def test_what_a_factory_raises_is_told_by_its_name() -> None:
     def refuses(setup: EngineSetup) -> str:
         raise UnsupportedModel("m", ["3:mamba"], "state")
 
+    def leaves(setup: EngineSetup) -> str:
+        raise SystemExit(7)
+
+    with pytest.raises(ConfigError, match="engine=npu: cannot be made: SystemExit: 7"):
+        make("engine", "npu", leaves, make_setup())
     with pytest.raises(ConfigError, match=r"engine=npu: cannot be made: .*no device"):
         make("engine", "npu", breaks, make_setup())
     with pytest.raises(UnsupportedModel):
