@@ -35,7 +35,8 @@ FAULTS = {**PROCESS_FAULTS, **PLACE_FAULTS, **REQUEST_FAULTS}
 CASE_LIMIT_S = 60.0
 
 CASES_PER_CLUSTER = 24
-"""After so many, services are stopped in order, which is a check of its own, and replaced."""
+"""After so many, those that wear more counted as more, services are stopped in order, which is a check of its
+own, and replaced."""
 
 
 def shape_of(case: Case) -> Shape:
@@ -59,7 +60,7 @@ class Driver:
         # Invariant: of `_cluster`, when there is one.
         self._num_clusters = 0
         self._num_played = 0
-        # Invariant: cases played on `_cluster`.
+        # Invariant: wear of the cases played on `_cluster`.
         self._turn = 0
 
     async def learn(self, models: tuple[str, ...] = MODELS) -> None:
@@ -72,6 +73,7 @@ class Driver:
         fault = FAULTS[case.fault]()
         verdict = Verdict(case.fault, str(case))
         await self.judge(verdict, shape_of(case), lambda cluster: self._play(case, fault, cluster, verdict))
+        self._num_played += fault.wear - 1
         return verdict
 
     async def play_script(self, script: Script) -> Verdict:

@@ -44,6 +44,8 @@ class Fault:
     """Of the victim's call."""
 
     has_survivor = True
+    wear = 1
+    """How much of the life of its services a case takes; see `CASES_PER_CLUSTER`."""
 
     async def strike(self, scene: Scene) -> None:
         """Make it happen."""

@@ -77,6 +77,12 @@ class Broken(Fault):
         return (self._expected,)
 
 
+class Altered(Broken):
+    """Bytes change on their way: a fault of the peer, of which a session bears five."""
+
+    wear = 6
+
+
 class EngineFails(Broken):
     """The engine of prefill breaks down at the victim's prompt: the policy decides."""
 
@@ -164,7 +170,7 @@ REQUEST_FAULTS: dict[str, Callable[[], Fault]] = {
     "engine raises": EngineFails,
     "engine out of memory": EngineFails,
     "engine thread exits": EngineFails,
-    "bytes altered": lambda: Broken("DATA_LOSS KV_CHECKSUM"),
+    "bytes altered": lambda: Altered("DATA_LOSS KV_CHECKSUM"),
     "copy raises": lambda: Broken("INTERNAL ENGINE_FAILED"),
     "no credit": NoCredit,
     "prompt above slab": Window,
