@@ -172,7 +172,7 @@ def repeats_exactly(subject: EngineSubject) -> None:
     _require_same("the same prompt at once", subject.run(prompt), first)
     subject.run(subject.prompt(max(1, length - 3), seed=5))
     _require_same("the same prompt after another", subject.run(prompt), first)
-    _expect(_Full, lambda: _run_into_full_writer(subject, prompt))
+    _run_into_full_writer(subject, prompt, len(first.written.writes) - 1)
     _require_same("the same prompt after a writer failed", subject.run(prompt), first)
     _expect(Cancelled, lambda: subject.run(prompt, is_cancelled=lambda: True))
     _require_same("the same prompt after a cancel", subject.run(prompt), first)
@@ -227,8 +227,11 @@ def _require_stop(subject: EngineSubject, prompt: list[int], call: int) -> None:
 def passes_on_what_the_writer_raises(subject: EngineSubject) -> None:
     """Check that an error of the writer ends the prompt, unchanged, and nothing is written after it."""
     prompt = subject.prompt(subject.lengths[-1])
-    writer = _run_into_full_writer(subject, prompt, expect=True)
-    require(len(writer.writes) == 1, f"{len(writer.writes)} writes, the second one failed")
+    num_writes = len(subject.run(prompt).written.writes)
+    for number in sorted({0, num_writes // 2, num_writes - 1}):
+        writer = _run_into_full_writer(subject, prompt, number)
+        told = f"write {number} of {num_writes} failed, and {len(writer.writes)} were taken"
+        require(len(writer.writes) == number, told)
 
 
 def waits_for_the_writer(subject: EngineSubject) -> None:
@@ -310,9 +313,12 @@ ENGINE_CHECKS = of_table(
 )
 
 
-def _run_into_full_writer(subject: EngineSubject, prompt: list[int], *, expect: bool = False) -> Recorder:
+def _run_into_full_writer(subject: EngineSubject, prompt: list[int], full_at: int) -> Recorder:
+    """Compute a prompt whose writer has no room for the write of that number, and return the writer."""
+
     def refuse(number: int) -> None:
-        if number == 1:
+        # Whatever comes after it finds no room either, and is counted.
+        if number >= full_at:
             raise _Full("no room")
 
     writer = Recorder(on_write=refuse)
@@ -320,10 +326,7 @@ def _run_into_full_writer(subject: EngineSubject, prompt: list[int], *, expect: 
     def run() -> None:
         subject.engine.prefill(list(prompt), subject.wanted(len(prompt)), writer, lambda: False)
 
-    if expect:
-        _expect(_Full, run)
-    else:
-        run()
+    _expect(_Full, run)
     return writer
 
 

@@ -207,6 +207,29 @@ def test_a_backend_that_breaks_a_rule_fails_its_check(name: str) -> None:
         check.run(BackendSubject(BROKEN_BACKENDS[name]))
 
 
+class Contagious(GoodBackend):
+    """A lane that cannot be computed spoils what lies in the pages of those beside it."""
+
+    def step(self, batch: Sequence[LaneStep]) -> Logits:
+        """Spoil the first row of each lane but the first."""
+        try:
+            return super().step(batch)
+        except EngineFailed:
+            assert self.storage is not None
+            for lane in batch[1:]:
+                table = lane.tables[1]
+                self.storage.rows(1, 0, 0)[table.row(table.extent.start)] = 1  # type: ignore[arg-type]
+            raise
+
+
+def test_a_step_that_harms_a_neighbour_fails_its_check() -> None:
+    """Its own lane alone would not show it."""
+    (check,) = (check for check in BACKEND_CHECKS if check.name == "failure")
+
+    with pytest.raises(CheckFailed, match="lane 1"):
+        check.run(BackendSubject(Contagious))
+
+
 def test_every_check_has_a_backend_that_fails_it() -> None:
     """A check that nothing fails would be none."""
     assert {check.name for check in BACKEND_CHECKS} == set(BROKEN_BACKENDS)

@@ -269,6 +269,23 @@ def test_an_engine_that_keeps_the_rules_passes() -> None:
     }
 
 
+class Small(GoodEngine):
+    """Has one layer, and takes every prompt in one chunk."""
+
+    def __init__(self) -> None:
+        PatternEngine.__init__(self, make_geometry(num_layers=1), LONGEST, LONGEST)
+        self.writes_wanted_only = True
+
+
+def test_an_engine_that_writes_once_passes_too() -> None:
+    """Its first write is its last."""
+    subject = EngineSubject(Small(), num_prompts=20)
+
+    verdicts = {check.name: outcome_of(check, subject) for check in ENGINE_CHECKS}
+
+    assert [name for name, (verdict, _) in verdicts.items() if verdict == "FAILS"] == []
+
+
 @pytest.mark.parametrize("name", BROKEN_ENGINES)
 def test_an_engine_that_breaks_a_rule_fails_its_check(name: str) -> None:
     """By the check that is meant, with what was seen."""
