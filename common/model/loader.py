@@ -150,12 +150,29 @@ def read_text_model(spec: str, progress: bool) -> TextModel:
             generation = _generation(folder, config)
     with blamed(spec, source.folder or Path(spec)):
         vocab_size = describe(config, DType.FLOAT32).vocab_size
-        ends, config_ids = generation.eos_token_id, text_config(config).eos_token_id
-        eos_ids, end_notes = end_ids(spec, EndTokens(ends, config_ids, tokenizer.eos_token_id), vocab_size)
-        limits = context_limits(text_config(config))
-    notes = (*notes, *end_notes, *unused_defaults(generation.to_diff_dict()))
-    name = DEMO_NAME if source.kind is SourceKind.DEMO else source.name
-    return TextModel(name, Vocabulary(tokenizer), vocab_size, eos_ids, *limits, notes)
+        return _text_of(source, config, tokenizer, generation, vocab_size, notes)
+
+
+def _text_of(  # noqa: PLR0913 - the parts of a model that need no weights
+    source: ModelSource,
+    config: PreTrainedConfig,
+    tokenizer: FastTokenizer,
+    generation: Any,
+    vocab_size: int,
+    notes: tuple[str, ...],
+) -> TextModel:
+    told = EndTokens(generation.eos_token_id, text_config(config).eos_token_id, tokenizer.eos_token_id)
+    eos_ids, end_notes = end_ids(source.spec, told, vocab_size)
+    max_context, max_stretched = context_limits(text_config(config))
+    return TextModel(
+        name=DEMO_NAME if source.kind is SourceKind.DEMO else source.name,
+        tokenizer=Vocabulary(tokenizer),
+        vocab_size=vocab_size,
+        eos_ids=eos_ids,
+        max_context=max_context,
+        max_stretched=max_stretched,
+        notes=(*notes, *end_notes, *unused_defaults(generation.to_diff_dict())),
+    )
 
 
 def _generation(folder: Path, config: PreTrainedConfig) -> Any:
@@ -167,27 +184,26 @@ def _generation(folder: Path, config: PreTrainedConfig) -> Any:
 def _examine(source: ModelSource, parts: _Parts, dtype: DType) -> LoadedModel:
     """Return a model with all that is known about it, once a trial has shown what was described."""
     check_against(parts.model, parts.geometry)
-    generation: Any = parts.model.generation_config
-    config_ids = text_config(parts.model.config).eos_token_id
-    told = EndTokens(generation.eos_token_id, config_ids, parts.tokenizer.eos_token_id)
-    eos_ids, end_notes = end_ids(source.spec, told, parts.geometry.vocab_size)
-    fields = config_fields(parts.model.config), tokenizer_fields(parts.tokenizer)
-    max_context, max_stretched = context_limits(text_config(parts.model.config))
+    model = parts.model
+    text = _text_of(
+        source, model.config, parts.tokenizer, model.generation_config, parts.geometry.vocab_size, parts.notes
+    )
+    fields = config_fields(model.config), tokenizer_fields(parts.tokenizer)
     return LoadedModel(
         source=source,
-        name=DEMO_NAME if source.kind is SourceKind.DEMO else source.name,
-        model=parts.model,
-        tokenizer=Vocabulary(parts.tokenizer),
-        config=parts.model.config,
+        name=text.name,
+        model=model,
+        tokenizer=text.tokenizer,
+        config=model.config,
         geometry=parts.geometry,
-        fingerprint=fingerprint(parts.model, *fields),
+        fingerprint=fingerprint(model, *fields),
         config_fields=fields[0],
         tokenizer_fields=fields[1],
         dtype=dtype,
-        eos_ids=eos_ids,
-        max_context=max_context,
-        max_stretched=max_stretched,
-        notes=(*parts.notes, *end_notes, *unused_defaults(generation.to_diff_dict())),
+        eos_ids=text.eos_ids,
+        max_context=text.max_context,
+        max_stretched=text.max_stretched,
+        notes=text.notes,
     )
 
 

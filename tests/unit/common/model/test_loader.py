@@ -12,7 +12,7 @@ from common.errors import ConfigError, InvariantViolation, UnsupportedModel
 from common.kv.geometry import DType
 from common.model import loader
 from common.model.folder.source import TinyFamily
-from common.model.loader import load_model, resolve_dtype
+from common.model.loader import load_model, read_text_model, resolve_dtype
 from common.model.progress import shown_progress
 from common.model.tiny import EOS_ID, make_byte_tokenizer, make_tiny, tiny_config
 from tests.support.cases import save_model, uneven_config
@@ -198,3 +198,43 @@ def test_dtype_is_the_one_named_or_the_processor_s() -> None:
     assert resolve_dtype("auto") in (DType.BFLOAT16, DType.FLOAT32)
     with pytest.raises(ConfigError, match="auto, bfloat16, float16, float32"):
         resolve_dtype("int8")
+
+
+@pytest.mark.parametrize("generation", [None, '{"top_k": 20, "eos_token_id": [9, 258]}'])
+def test_what_needs_no_weights_is_read_alike_without_them(tmp_path: Path, generation: str | None) -> None:
+    """A backend that loads weights in a way of its own gets the name, ends, limits and notes of any other."""
+    load_model("tiny:llama", "float32", progress=False).model.save_pretrained(tmp_path)
+    make_byte_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(generation)
+
+    text, loaded = (
+        read_text_model(str(tmp_path), progress=False),
+        load_model(str(tmp_path), "float32", progress=False),
+    )
+
+    assert (text.name, text.eos_ids, text.vocab_size) == (
+        loaded.name,
+        loaded.eos_ids,
+        loaded.geometry.vocab_size,
+    )
+    assert (text.max_context, text.max_stretched) == (loaded.max_context, loaded.max_stretched)
+    assert text.notes == loaded.notes
+    assert text.tokenizer.decode([72, 105]) == loaded.tokenizer.decode([72, 105]) == "Hi"
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+def test_a_tiny_model_is_read_alike_without_its_weights(family: str) -> None:
+    """Its ends are those of its config."""
+    text, loaded = (
+        read_text_model(f"tiny:{family}", progress=False),
+        load_model(f"tiny:{family}", "float32", progress=False),
+    )
+
+    assert (text.name, text.eos_ids, text.max_context, text.notes) == (
+        loaded.name,
+        loaded.eos_ids,
+        loaded.max_context,
+        loaded.notes,
+    )
