@@ -17,7 +17,7 @@ from common.engine.checks import check_backend
 from common.engine.decode import DecodeBackend
 from common.engine.options import Options
 from common.engine.prefill import EngineDescription, PrefillEngine, peer_identity
-from common.engine.registry import find, make
+from common.engine.registry import make
 from common.engine.setup import BackendSetup
 from common.model.prepare import TextSide, context_tokens, text_side
 from common.model.text.process import TextProcess
@@ -113,18 +113,17 @@ def load(config: DecodeConfig) -> Loaded:
 
 
 def _make_backend(config: DecodeConfig, setup: BackendSetup) -> DecodeBackend:
-    setting, name = BACKENDS.setting, config.backend
-    if config.backend_factory:
-        setting, name = BACKENDS.factory_setting, config.backend_factory
-    backend = make(setting, name, find(BACKENDS, config.backend, config.backend_factory), setup)
-    check_backend(setting, name, backend)
-    lanes = backend.describe().max_lanes
-    config.require(config.lanes <= lanes, "lanes", f"--backend={name} takes {lanes} at most")
+    """Make the backend, and refuse what is asked of it that it does not do."""
+    backend = make(BACKENDS, config.backend, config.backend_factory, setup)
+    setting, asked = BACKENDS.asked(config.backend, config.backend_factory)
+    check_backend(setting, asked, backend)
+    flag, lanes = f"--{setting.replace('_', '-')}={asked}", backend.describe().max_lanes
+    config.require(config.lanes <= lanes, "lanes", f"{flag} takes {lanes} at most")
     if backend.prefill_engine() is None:
-        config.require(bool(config.prefill), "prefill", f"must name a service, --backend={name} decodes only")
-        config.require(config.route != "local", "route", f"--backend={name} computes no prompts")
+        config.require(bool(config.prefill), "prefill", f"must name a service, {flag} decodes only")
+        config.require(config.route != "local", "route", f"{flag} computes no prompts")
         is_local = config.on_prefill_loss == "local"
-        config.require(not is_local, "on_prefill_loss", f"--backend={name} computes no prompts")
+        config.require(not is_local, "on_prefill_loss", f"{flag} computes no prompts")
     return backend
 
 

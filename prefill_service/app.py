@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from common.engine.checks import check_engine
 from common.engine.options import Options
 from common.engine.prefill import PrefillEngine, peer_identity
-from common.engine.registry import find, make
+from common.engine.registry import make
 from common.engine.setup import EngineSetup
 from common.kv.digest import DigestKind
 from common.kv.plan import SpanGranularity
@@ -81,11 +81,8 @@ def load(config: PrefillConfig) -> Loaded:
         options=Options("engine_option", config.engine_option),
         show_progress=config.shows_progress,
     )
-    setting, name = ENGINES.setting, config.engine
-    if config.engine_factory:
-        setting, name = ENGINES.factory_setting, config.engine_factory
-    engine = make(setting, name, find(ENGINES, config.engine, config.engine_factory), setup)
-    check_engine(setting, name, engine)
+    engine = make(ENGINES, config.engine, config.engine_factory, setup)
+    check_engine(*ENGINES.asked(config.engine, config.engine_factory), engine)
     return Loaded(engine, setup.threads)
 
 

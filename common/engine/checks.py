@@ -56,8 +56,6 @@ def engine_problems(identity: EngineIdentity, description: EngineDescription) ->
         yield f"layer_stops are {stops}, its layers {layers[0]} to {layers[-1]}"
     if description.longest_step_ms < 0:
         yield f"longest_step_ms is {description.longest_step_ms}"
-    if description.grid_tokens < 1:
-        yield f"grid_tokens is {description.grid_tokens}, any position is 1"
 
 
 def backend_problems(description: BackendDescription) -> Iterator[str]:

@@ -62,9 +62,6 @@ class EngineDescription:
     kernels: str = ""
     """Which kernels it uses and what they promise, for people."""
 
-    grid_tokens: int = 1
-    """Positions at which what it is given may end; bits do not depend on where. 1 when any will do."""
-
     @property
     def numerics_text(self) -> str:
         """Return what decides the bits as one text."""

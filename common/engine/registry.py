@@ -44,6 +44,10 @@ class Kind(Generic[S, T]):
         """Name of the setting that holds `module:callable`."""
         return f"{self.setting}_factory"
 
+    def asked(self, name: str, factory: str) -> tuple[str, str]:
+        """Return the setting that decides, which a refusal blames, and its value."""
+        return (self.factory_setting, factory) if factory else (self.setting, name)
+
 
 def find(
     kind: Kind[S, T], name: str, factory: str = "", installed: Iterable[EntryPoint] | None = None
@@ -76,17 +80,20 @@ def words_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
-def make(setting: str, name: str, factory: Callable[[S], T], setup: S) -> T:
-    """Call a factory.
+def make(kind: Kind[S, T], name: str, factory: str, setup: S) -> T:
+    """Find a factory and call it.
 
-    Raises: what it raises that is an error of kvspan; `ConfigError` that names it for anything else.
+    Raises: what `find` raises, and what the factory raises that is an error of kvspan; `ConfigError` that
+    names it for anything else.
     """
+    found = find(kind, name, factory)
+    setting, asked = kind.asked(name, factory)
     try:
-        return factory(setup)
+        return found(setup)
     except KVSpanError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(setting, name, f"cannot be made: {words_of(error)}") from error
+        raise ConfigError(setting, asked, f"cannot be made: {words_of(error)}") from error
 
 
 def _own(setting: str, path: str) -> Callable[[Any], Any]:

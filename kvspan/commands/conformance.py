@@ -10,6 +10,7 @@ import click
 from kvspan.commands.command import EXIT_FAILED, EXIT_OK, tell
 
 if TYPE_CHECKING:
+    from common.engine.decode import DecodeBackend
     from common.engine.setup import BackendSetup, EngineSetup
     from kvspan.conformance.checks import Check
     from kvspan.conformance.subject import Reference
@@ -91,17 +92,15 @@ def _settings(kind: str) -> Callable[[F], F]:
 def engine(name: str, factory: str, **given: Any) -> int:
     """Check the prefill engine NAME."""
     from common.engine.checks import check_engine
-    from common.engine.registry import find, make
+    from common.engine.registry import make
     from kvspan.conformance import ENGINE_CHECKS, EngineSubject
     from prefill_service.engines.table import ENGINES
 
     setup: EngineSetup = _setup("engine_option", given)
-    setting, what = (ENGINES.factory_setting, factory) if factory else (ENGINES.setting, name)
-    made = make(setting, what, find(ENGINES, name, factory), setup)
-    check_engine(setting, what, made)
-    return report(
-        ENGINE_CHECKS, EngineSubject(made, _reference(setup, made.identity().fingerprint.rounded_weights))
-    )
+    made = make(ENGINES, name, factory, setup)
+    check_engine(*ENGINES.asked(name, factory), made)
+    reference = _reference(setup, made.identity().fingerprint.rounded_weights)
+    return report(ENGINE_CHECKS, EngineSubject(made, reference))
 
 
 @conformance.command("backend")
@@ -110,18 +109,17 @@ def engine(name: str, factory: str, **given: Any) -> int:
 def backend(name: str, factory: str, **given: Any) -> int:
     """Check the decode backend NAME."""
     from common.engine.checks import check_backend
-    from common.engine.registry import find, make
+    from common.engine.registry import make
     from decode_service.generate.backends.table import BACKENDS
     from kvspan.conformance import BACKEND_CHECKS, BackendSubject
 
-    setting, what = (BACKENDS.factory_setting, factory) if factory else (BACKENDS.setting, name)
-    found = find(BACKENDS, name, factory)
-
-    def fresh() -> Any:
-        made = make(setting, what, found, _setup("backend_option", given))
-        check_backend(setting, what, made)
+    def fresh() -> DecodeBackend:
+        made = make(BACKENDS, name, factory, _setup("backend_option", given))
+        check_backend(*BACKENDS.asked(name, factory), made)
         return made
 
+    # What is no backend at all is a wrong setting, and not ten failures.
+    fresh()
     return report(BACKEND_CHECKS, BackendSubject(fresh))
 
 

@@ -41,7 +41,6 @@ def test_what_is_built_in_is_taken() -> None:
         ({"layer_stops": (6,)}, "layer_stops are (6,)"),
         ({"layer_stops": (4, 2)}, "layer_stops are (4, 2)"),
         ({"longest_step_ms": -1}, "longest_step_ms is -1"),
-        ({"grid_tokens": 0}, "grid_tokens is 0"),
     ],
 )
 def test_a_description_that_contradicts_itself_is_told(change: dict[str, Any], problem: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -20,6 +21,11 @@ def built_in(setup: EngineSetup) -> str:
 
 
 KIND: Kind[EngineSetup, str] = Kind("engine", ENGINE_GROUP, {"torch": built_in})
+
+
+def kind_of(factory: Callable[[EngineSetup], str]) -> Kind[EngineSetup, str]:
+    """Return a table with one engine."""
+    return Kind("engine", ENGINE_GROUP, {"npu": factory})
 
 
 def point(name: str, value: str) -> EntryPoint:
@@ -105,8 +111,8 @@ def test_what_a_factory_raises_is_told_by_its_name() -> None:
         raise SystemExit(7)
 
     with pytest.raises(ConfigError, match="engine=npu: cannot be made: SystemExit: 7"):
-        make("engine", "npu", leaves, make_setup())
+        make(kind_of(leaves), "npu", "", make_setup())
     with pytest.raises(ConfigError, match=r"engine=npu: cannot be made: .*no device"):
-        make("engine", "npu", breaks, make_setup())
+        make(kind_of(breaks), "npu", "", make_setup())
     with pytest.raises(UnsupportedModel):
-        make("engine", "npu", refuses, make_setup())
+        make(kind_of(refuses), "npu", "", make_setup())
